@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:7d869441e113808e
+# checksum sha256:ed10298ce6cd9e6d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "634480af7b99cbf5843b681cca816bce5200347f296879da368573b24fa6f6b3"
+DIGEST = "c21cf6de6e087f39809594b364a137f75da445d3f779c2d56b4b4c249cbf6ec2"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a4fbe19e00611439
+# checksum sha256:a0e70909bdd42902
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "d89fcc72f8fafc4e667043df3d25d5ced4d04a295efc7dd174894fdbe77f50f9"
+DIGEST = "eeadbf0b3555340a3eadca98b6e7edc71f871ac6113629dddd17e7cdb3de13d5"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:53630f6aa886c3e6
+# checksum sha256:649cc048305dea3e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "746a517039749c825960cbd15e98e7eb7f12c67abd1037448cedaf46a8f2f93f"
+DIGEST = "db8a3c8bde9e616867ecd5736d6fb771b2d3b1013924189b64d3af6c60fd171f"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

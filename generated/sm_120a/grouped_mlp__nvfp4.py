@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1a1e3f1a57fe5f5e
+# checksum sha256:29d722adb2b90497
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "e4d05ed0ba9dc521509b1a370043c036844f9d6a558617c65650c7b362b00c14"
+DIGEST = "4ae006cc697647b3b543dcac7370c9cd3e0331c30f2bdbca57cd5bdb9e9ac8f6"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

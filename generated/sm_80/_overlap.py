@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ._place import Place
 
+T = TypeVar("T")
 TURNS = 2  # buffers from each rank, taken in turn: one is filled while the other one is read
 FULL, FREE = 0, 1  # of flags: rows have come; there is room for rows
 COPIES, PRODUCTS = 0, 1  # of streams
@@ -147,6 +148,11 @@ class Memory:
     def join(self, done: Any) -> None:
         """The current stream goes on after what a function did, and not after what came behind."""
         torch.cuda.current_stream().wait_event(done)
+
+    def handle(self, stream: int) -> int:
+        """One of these streams, as ops know it."""
+        handle: int = self.streams[stream].cuda_stream
+        return handle
 
     def take(self, kind: int, turn: int, of: int, value: int, place: str) -> None:
         """The current stream goes on once a flag of this rank has a value, and sets it to 0.
@@ -343,30 +349,55 @@ def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], place: Place) -
     return _add_up(exchange, product(parts[own]))
 
 
-def start_to_gather(rows: Tensor, place: Place) -> Callable[[], Tensor]:
-    """Send rows to all ranks, whatever runs meanwhile.
+class Gathering:
+    """Rows that all ranks send to each other, whatever runs meanwhile.
 
     Args:
         rows: [T, ...], this rank's, contiguous, as many on all.
         place: where.
-
-    Returns:
-        What gives those of all, in their order.
     """
-    exchange = _exchange(place, tuple(rows.shape), rows.dtype)
-    for target in exchange.others:
-        exchange.send(target, rows)
 
-    def arrive() -> Tensor:
-        every = rows.new_empty(exchange.memory.size, *rows.shape)
-        every[exchange.rank].copy_(rows)
-        for source in reversed(exchange.others):
-            every[source].copy_(exchange.received(source))
-            exchange.release(source)
-        exchange.end()
+    def __init__(self, rows: Tensor, place: Place) -> None:
+        self._rows, self._exchange = rows, _exchange(place, tuple(rows.shape), rows.dtype)
+        for target in self._exchange.others:
+            self._exchange.send(target, rows)
+
+    def __call__(self) -> Tensor:
+        """Those of all, in their order."""
+        every = self._own()
+        self._receive(every)
         return every.flatten(0, 1)
 
-    return arrive
+    def arriving(self, op: Callable[[Tensor, int, int, int], T]) -> tuple[Tensor, T]:
+        """The same, and what an op makes of them, which begins before others' are there.
+
+        Args:
+            op: of the rows of all; of the tokens that are there, the first and one past the last;
+                and of the handle of a stream that brings the others.
+        """
+        memory, own = self._exchange.memory, self._rows.shape[:-1].numel()
+        every = self._own()
+        memory.fork(PRODUCTS)
+        there = memory.run(PRODUCTS, partial(self._receive, every))
+        first = own * self._exchange.rank
+        try:
+            made = op(every.flatten(0, 1), first, first + own, memory.handle(PRODUCTS))
+        finally:
+            memory.join(there)  # whatever the op did: this stream may have the memory again
+        return every.flatten(0, 1), made
+
+    def _own(self) -> Tensor:
+        """Room for the rows of all ranks, with this rank's."""
+        every = self._rows.new_empty(self._exchange.memory.size, *self._rows.shape)
+        every[self._exchange.rank].copy_(self._rows)
+        return every
+
+    def _receive(self, every: Tensor) -> None:
+        """Those of others, in the order in which they send to this one."""
+        for source in reversed(self._exchange.others):
+            every[source].copy_(self._exchange.received(source))
+            self._exchange.release(source)
+        self._exchange.end()
 
 
 def start_to_scatter(rows: Tensor, place: Place) -> Callable[[], Tensor]:

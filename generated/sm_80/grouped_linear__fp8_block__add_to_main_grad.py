@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:aefbcd9593181624
+# checksum sha256:115f398c69c4dd61
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "70974cc18c72305335b0bb479a80ec63e639c04674371e7fdeaa492be9ef86f8"
+DIGEST = "ce926b587702c3c2ac012e17053b34572dd5ff9b665be7af2e01f6ed323346b9"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2d515ffa23d6c135
+# checksum sha256:07be5e6c36d0d619
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "02f43703301b3da241a1e0943f1b5ccf607692c7092c91d541863e0f7e339211"
+DIGEST = "dad736dc3a6e8760c19d11f627d840e6061009926e21c151da6f3c70db6d72b4"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

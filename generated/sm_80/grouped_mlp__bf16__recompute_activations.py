@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:6f6ad96507ac082c
+# checksum sha256:e174a820717c4432
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "ad0e0ff6a37fb4ccedf2899958df3aebf35c1abe98ef0ca4439ab7e3bd6b6e7f"
+DIGEST = "75f3cc792c7bfc1e64b0066261016c711f38a86bd3610a04bda105a0827557e0"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ccb307aa65523b5b
+# checksum sha256:01977c187335d2b5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "8b2b1ebbad2fc377e42f19b28fa949f2558ea687b59c7a41dc80ce81b876a101"
+DIGEST = "7bd157ceb33c7e2e8cbc134a3a109200d3f97b454b3856b739c1d3886a1ea4c1"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

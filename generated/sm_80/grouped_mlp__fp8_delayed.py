@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ff013839e3ce8e76
+# checksum sha256:ae92b4c0d6a4dd65
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "cad139fbcea5ba5178bec9594cf948ceb8e553ff64c43d44af8cac5ab3b20f44"
+DIGEST = "543b40b50d4cb563fa32672eb74740c1d8eca3a3d2ac3c15d7662990294353b0"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

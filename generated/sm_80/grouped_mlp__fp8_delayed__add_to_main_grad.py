@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:982a8e0846d1c0c9
+# checksum sha256:ff60d68e32edeee7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "927037c2b973fec20d8ad2943c8f7e8ee2ca52fe01a494e910f85f7ef253782b"
+DIGEST = "5e68429d48dc2562dc1e3cb64d30ad6ffe983c495ffa75274e6a8d1ecaa89528"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

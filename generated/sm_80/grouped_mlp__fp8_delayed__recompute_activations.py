@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f48d67ac83b6fb5a
+# checksum sha256:39376ec43a47224a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "f38d25dee1a8f584ec050e0b1bc7ab7bd6ca8372e43007e288c30047262d7dbf"
+DIGEST = "1b00a15935c3143f47c0df2df85c18ddddcf51e1e1b1a1a973c23cff7a24637a"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

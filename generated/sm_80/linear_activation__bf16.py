@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:45dbc75602513e84
+# checksum sha256:15e5fe99c92b92a2
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "47d75f98733505d86c5f2e3e76e6774e98994e9d977ee6ea21c9213808b2acdd"
+DIGEST = "d75fb6885164d442f77ad7311fe2e3a39c976f1d152fcf62dd4c4c00fc3c8311"
 _library.join("linear_activation__bf16", DIGEST)
 
 

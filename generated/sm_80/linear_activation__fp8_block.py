@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:83dc108df643881a
+# checksum sha256:f8e2db3ec259447d
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "1343f331493bf19d662ba107dfb540a187bb0f59368755c4c6a49d7a0c110c28"
+DIGEST = "953b3bf513ab5446f3caccc8f59d225e136742fd61532eac4e2dd36da9429984"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4959ae8e5f1564b3
+# checksum sha256:7e69828f004df89f
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "796e5bbd1171de74625593067fe892ef20bf5fe18561d2a9182153c2ef11a854"
+DIGEST = "1bac1da1301916bb8f72ee5a0387b5d718d7f9566b822289fccc0f16f461bc82"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a81b49c631660a75
+# checksum sha256:43be6c24664fc079
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "1938ccd8e3ac5e7b987a33fc1294a92074a1825ec0b33e6c4860bb3c8863998b"
+DIGEST = "9e6945bf181909b9a59f5b75719fde7595ba9a8ccac63fa3400803a41000a309"
 _library.join("linear_residual__bf16", DIGEST)
 
 

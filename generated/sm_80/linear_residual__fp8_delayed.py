@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:04ae659ad13a7f2d
+# checksum sha256:c2f036e8a773892c
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "eb406c217299b7bcbb579efede74db1f4336ec61c4778dd9fcba2303596431b5"
+DIGEST = "1f1fae5226a7f2aeb06dbaabe99e128e574eaf32e78fcf6cacdae49168f624d5"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:adc9ab7d8d8eb9c9
+# checksum sha256:9b930f00d3425c3b
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "d347bdd88e82be3158fcc47770818e71a1892fe446bcba244ae09475035ade7b"
+DIGEST = "0c5c8050a9fd2ee87af6eab292372d227749d510733ae1d8c5875a6d13eaf3aa"
 _library.join("mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fd8f719c19a75d8b
+# checksum sha256:bd0c4faec5f27fd3
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "0f9bad8c7f587ab0b5e2c457933a7474c722af203e71322e852966dfa169af38"
+DIGEST = "7b826b87fba6d5e9ac45570bc9314aa4b006d5edc014c74bacf0d692cc18b7ed"
 _library.join("mlp__fp8_block", DIGEST)
 
 

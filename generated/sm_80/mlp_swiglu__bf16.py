@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a8f84411f0400784
+# checksum sha256:fc25fdfecd7317f3
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "a06ca22f52a97964f89a37a9551afe026d77d08637f438fb4652f080d4e8be53"
+DIGEST = "d2f87ee00631d0fcbefb0caa35f312928be439f0b94937b7fdeae21c06d42d40"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

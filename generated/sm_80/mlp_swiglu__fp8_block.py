@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2fac3314de0eac44
+# checksum sha256:b9c70818212ab14d
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "48520c0aa79fcc16a1fdf1f9e5f54893d0e7c26e532fcedcb0bb327e12a42236"
+DIGEST = "7d0a6e7d3505ce4bb9894fc868dea91b72ef1d66a62dc26154913635a9019da8"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

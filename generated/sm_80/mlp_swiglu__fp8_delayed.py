@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e8a7ab9c201c2aca
+# checksum sha256:0db405e04e3fac98
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "f7b6df064945225d6993f6836e4d34491b0012530fd956d2594c8331c15d806a"
+DIGEST = "9ef2d56aac780e6d0ece7c8fff929d4ed29aa5caca645c7e4ebf506c1ae9cc92"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:01681a186feaf183
+# checksum sha256:730d938759fc7b66
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "6003ce6f01121d09100e46a6fe740406585fa63c74d77e0450a1bd7f2646b614"
+DIGEST = "f467fe85450a1b9f7255bf4e21eaa1ca7e51bc95a523538ff20de49380c97aba"
 _library.join("moe_layer__bf16", DIGEST)
 
 

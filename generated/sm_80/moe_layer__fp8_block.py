@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e42b2ac4fb7b01d8
+# checksum sha256:4c277bc469ac9db6
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "dab37e67fcbb3e7a0f7e68b9c53e25c8c1a82486f19e17aad8e9a2459cbbb3cc"
+DIGEST = "d2f120dcb93d489e3575c6f2a5f7b792725bcfa58a484b41b184cd42e573694c"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

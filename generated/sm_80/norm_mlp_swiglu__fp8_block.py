@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8151b9be50b8209c
+# checksum sha256:09406903f55a5a11
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "47306c3e39cb4514eb114650e35a053ecbaabf11cc6f37d27f2cdb79a257cf60"
+DIGEST = "7049abbcc5a2bc4350c25e87ab7d3a500e85ceaf1066eb743a19c20f76191c5d"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

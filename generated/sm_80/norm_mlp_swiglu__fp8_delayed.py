@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a8a0dfbb6fc07895
+# checksum sha256:4d291eb2e730222e
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "dd63c69f342793280a4f67fd2c5d0a749c87d9dd8d966da819486e10aa17505f"
+DIGEST = "d9744fb994e4be5aa2200a2b95969c1b92328b6b3836d3af973942c027efbdfd"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5eb60877768276d4
+# checksum sha256:4dd4216d2ca54474
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "e2ccc6eb69a775336152dcdc1363466271089c7e73367941fadd51c68868a135"
+DIGEST = "3b4b0d995462b28797cce4c582a7b5a348d182278079fbd67b3f5acb33cfe2bf"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d6dfbc695a4f606f
+# checksum sha256:5b85c7ba116466e8
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "5c3c186f21beea20ea4c135c603bb099da77dca01efe0d02da1a6d59599eb80d"
+DIGEST = "ece54f1d63f186627591ef3420e8c2200aa7a594535441788dabf84c5db1506e"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:27a3b53d47d1e6bf
+# checksum sha256:a979a6339f568104
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "72fd24a96667093007d9744330a69c340a3b4cb7690738d3180de661b3cf341e"
+DIGEST = "e7005e45d62f37c7dc0d3da0ee2636aefdd0f43b0f52ea036aca1daec3766695"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

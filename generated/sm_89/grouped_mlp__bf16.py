@@ -2,7 +2,7 @@
 # from specs/archs/sm_89.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:95578b2a62ffdf32
+# checksum sha256:5dd3986bcf7c048b
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_89, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "8b442ddffa122cd94aa7f577de132893694ac1869321049223cd92c00b189385"
+DIGEST = "786393d57a8a3a2314328cfbcbe9ee871a37e7230b42e003a9a28526d2867779"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

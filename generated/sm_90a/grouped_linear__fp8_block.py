@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5dc038703a998db9
+# checksum sha256:6111d390c6b0791d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "0108b6f245813d61c35fd7fa67028fe8e8dba5c783930a3bd8f095b12b49678d"
+DIGEST = "d730e662cb9cb4b3d2f16897b354a22680975667bfa0662e7ec86a22d0ad87ad"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

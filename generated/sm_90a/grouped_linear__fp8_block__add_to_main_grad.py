@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b160cd7e630daa9b
+# checksum sha256:ebf354be9e77579f
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "35d4f59ef224a3505aef314d2664f10f6e6a34ad92a9262d25df3a7abdca67bf"
+DIGEST = "bded4c1f0f34274e38f159a06259f364b3be53b1b01d6d0f33839f8decbd1e81"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

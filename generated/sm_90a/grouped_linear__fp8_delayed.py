@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:09257bfe5e02ea4c
+# checksum sha256:03f443a059c534a7
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "1bc643a539262bb58b10180bc9af256ecc8b74819a41b1ee0c5dc2dbee63e7e7"
+DIGEST = "c4c60af9d5f26ae0b035778961151d02443ec0d6f5acd3d26934ed717ea89b35"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

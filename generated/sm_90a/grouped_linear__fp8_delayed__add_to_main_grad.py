@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:02eda0d6549ba910
+# checksum sha256:c3424132dc097246
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "a3c232dec93001cd9874304916c7c576dd42bcfcecfec9aa36fdf3f12afa17a5"
+DIGEST = "be2bc634a16a9dd49e0808a19d8e5af81b2471228d2e3021be93ff261d2334e2"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:82a6937babac5eaf
+# checksum sha256:004f162cbd9ba2b9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "feaa6c85d71bf3030d3fb6b5e83e95c7be09efa20e7458c5272bae7e57309bdd"
+DIGEST = "7aa0464c1499acb15ae575ad63230210cdc9b354934369c242c84f4881cf9416"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

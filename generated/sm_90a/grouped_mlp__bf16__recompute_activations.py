@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:5e65de5238ab9435
+# checksum sha256:f384d0603af13d1d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "09a9f3a72c82d7285ee9143e95fb9043cdf3589369f93117c27058f58fe63690"
+DIGEST = "9e344f072b57e02f75b73c9ea41aa48fdfeaa27e7935d41caa9835abf0d6ed4d"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:efb1eb212cc95a3c
+# checksum sha256:049d0cb5affdb88d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "01bc0b2816868c47e63055b28b1a4121a9986cc04e5c630dad797a857bae9398"
+DIGEST = "a8634da1c3328435b6408e56afff5685014603db8c4c31861d0234fc6419b27f"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:8f30a9b27a4d0d64
+# checksum sha256:d8a63fc34d574b14
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "1c4318d26c6beda5ecb31c002f7b4494f63603a1790521d269202368f31fd5e7"
+DIGEST = "6d539b71950c530d3db531c3d1cf5b1c80675e2437a15431f9ee9944a234c3c3"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

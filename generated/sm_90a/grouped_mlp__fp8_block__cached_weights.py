@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:604ddcb658072a1a
+# checksum sha256:05860e193c61d637
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "f1ed48d3a83b999d1793ba7ad9fab4a6ebcaaabf0f7e774bd1acb4d6dbcf6851"
+DIGEST = "c22173ad42ee0834ad17aa31f53308b47085c25871104d68abc2f509b1a47033"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

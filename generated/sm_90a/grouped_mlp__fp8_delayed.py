@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e8e75731252721a5
+# checksum sha256:b7f9295fc14453e6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "414bf47833e686c13d445a52016765f4b660dd0e650bfd2d762a6eecd03b0c7a"
+DIGEST = "3f41a11ffcc2d8bf7ae5789581406e182c70f9658fd5cdf20be93ce75b2c50bb"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:91e4fa6231eca9e3
+# checksum sha256:13a02ee483871f87
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "fa86609baa06576d54755a35d6e0da6c979c605e4f47ab53b435fce283dba17f"
+DIGEST = "b95b091d3c1fc6ce637b7337947649c63f185c56019e689d40bf9e3309a39a19"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:bed986f1c62d5854
+# checksum sha256:6689595f7d6428dd
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "0a81efa5c5cc28a291f7cb2767f559b6111efd51384fe4052e9f920d856f4d29"
+DIGEST = "6cf25509bc6f4089192fe0d2813fd185ab723e5023128d319ee332dd7aaf44c0"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:cd6c28613c65ee77
+# checksum sha256:5fa06fd4ad908e7c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "00c55d83d05bfe75f83753e39549f3264eaec37bcbbcc955866e4decddc62de3"
+DIGEST = "1f6386a4d9e3690df2109a7639c1335e070d0a27a0831b10a849ea60cf97a64a"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

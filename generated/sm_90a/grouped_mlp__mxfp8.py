@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:020a426471842502
+# checksum sha256:8c3e935d7fcf40db
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "5f47a1ba6e9ee2aef4287d65dfd02bddbb89fd288dd286fb855f8000f8fa5ce2"
+DIGEST = "63a8180abb6cb4eb56daf83bf77a4c669ded2d7a12a7096104f6414c8f033caa"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:5ade6c695cfddc5a
+# checksum sha256:9f89e46de0065ee5
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "55fe82564f5271068a7d64dd8cf8e42e4f98d8190a6caaa98cb8fc133546a66a"
+DIGEST = "755acd4b325f7c13e6c8ae6751f4a42a8f0f56d7302ce3ec3b3f928cf864c133"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:eaed485ee0f28279
+# checksum sha256:4973656786a6a4c2
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "229a99bc8f87ace127c62bc1487a88a910698fc3b69e08d01caac264f07fb106"
+DIGEST = "717956069299b73605b25056ad960958eaccb0bef614603c1870e060595e32ab"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

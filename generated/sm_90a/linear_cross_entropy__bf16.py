@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dec6d4bcc8347d94
+# checksum sha256:25f1210612ba3dd2
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "c49ff060b583aed8cab570cfc128e5ff040877ffd8d0ca8e243b86fcf97e2818"
+DIGEST = "9bf76fbf7fcc513f1e13231d86f6de7c20f5d9d06542fa24ed40eeea4f181ee2"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:592d0b39c5c34dcb
+# checksum sha256:10ff5243f98138c8
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "1f38c3661b40128e72291929b01d40c34d31d08bedcb38ea81ed6e2e2892f322"
+DIGEST = "b171465130b320050aa0b8a5dd21722f1a034e9ca6a145d93e020908af471eb4"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

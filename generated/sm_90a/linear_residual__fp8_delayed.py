@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:a0a878ae803c26d3
+# checksum sha256:41cf3f0942dd4d16
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "43ab4aaa368dc7f3157772ff9146229be5ac6235417beaba89366f432bff9246"
+DIGEST = "a2490883ad7d6dafa210e2763d001c999d501d6db5df36951aff3b82a9edfb48"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

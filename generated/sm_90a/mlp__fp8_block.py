@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:72ff6d46c7456c65
+# checksum sha256:e504e498316f161f
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "41c6523ce5bcb6fc79785488b3d9237468eab170466b33292975a422a3b80246"
+DIGEST = "4932f7a0b91cc5f1a03bba85f2e0596425c5fa8b8a2c57bb2c85be50090a6be8"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:00e1cb74e8677681
+# checksum sha256:0823a53fc3cd84a6
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "490467787cd74d69c383abc6f16f27e378da6a9050b5027bc784bce89321dc6a"
+DIGEST = "e1e32bfa2a6a6841a6d8cf3e2b8d85a1f37d8623a1cda699a38781ca500329e6"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:61f9f1f77b72ce6d
+# checksum sha256:b729450890c04c1e
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "0d14fd345e1d97ae207be6c27df102e1b6e4a5ad0f7210a83c5f1255c173eb6c"
+DIGEST = "f21056640ebbe811ffde90728f70fb4f324342fa6216383325be77249d346542"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

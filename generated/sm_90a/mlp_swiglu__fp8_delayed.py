@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:412757e7447a42bd
+# checksum sha256:25e5dbf5342f4fbb
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "fe3db60ebf6619ba6bea4be5221b9763d5cafe494225baca7f7c4a8c1bbc2067"
+DIGEST = "87a8f38cc574715a1540c84749e12ea6129ebcd1accca4d9302afcf68b508680"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

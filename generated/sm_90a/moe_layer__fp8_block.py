@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:278fe60a621b125f
+# checksum sha256:05212d9f00b0a37c
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "fe1568e490d6f6587c760682b8c784405bf2252a407ada04abbf7e2d3d76b852"
+DIGEST = "cb892ae64fc89047311a23268e61839d92b8cea3ecba85bea3b4f6538cb0ef60"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dfb1bbb65d20a231
+# checksum sha256:63bb1fafcf67a37f
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "1507e38b35bc85d7226886849d89fdaebb76cf300366efd68187f204330397b1"
+DIGEST = "0b6cf90894783b74157e2a91f575642696c08b8818d058389178e5c0ca9ab00f"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

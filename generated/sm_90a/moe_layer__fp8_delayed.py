@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b89d8d5f7a7149af
+# checksum sha256:b88e82754763801c
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "e29d40cb7b89b4e1140257220bc5648061bd62c76b5ad7621677720fe6b0ddae"
+DIGEST = "65f94760753e1e24e0e7dbcdd778699ef458ff2c9ebab02f80a6ce3233da63c8"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

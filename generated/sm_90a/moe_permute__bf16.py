@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4269b3a537552f54
+# checksum sha256:de0362956a7d5e37
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "e55f07c7764a4fc021ec28ed5fbb85c452dfa6071a27e000eed291ba736d9df9"
+DIGEST = "5db57f17da5fdbb224da22e8f79b1a54f6615043b04d1188f2a8699c9dc80af0"
 _library.join("moe_permute__bf16", DIGEST)
 
 

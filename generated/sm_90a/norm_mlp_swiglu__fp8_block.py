@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4f64fca6366702a6
+# checksum sha256:e643d3d624c17080
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "782d99cbb35c27c20b4e70f75746032fa24c5e9c393617256c1400a7797261c5"
+DIGEST = "cf5c18b7c8e164b7dfe8d9e386d58b710fb88091f7c9ad3d4e578848d1e3ce67"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bd896f8bea729ac5
+# checksum sha256:6fd495faa399056c
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "2854dc14e1535018d9358f7c2c3f0026b72324b2875a280add79fdc015aa262c"
+DIGEST = "2081d99ad41e0bc2c7431e602a8818a9bbb4d2315e1df261f508be23f7e42cc0"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -108,6 +108,7 @@ BLOCK_WGRAD = Gemm(Family.SPLIT, "wgrad", WIDE, "block", "e5m2_e4m3")
 BROKEN_ADD = Gemm(Family.SPLIT, "wgrad", WIDE, "tensor", "e4m3_e4m3", store="add")
 CODES = Gemm(Family.CODES, "fprop", TURNS, store="codes")
 GATHERED_FPROP = Gemm(Family.GATHERED, "fprop", TURNS_PLAIN, "a")
+GATHERED_DGRAD = Gemm(Family.GATHERED, "dgrad", SMALL_PLAIN, "a")
 GATHERED_WGRAD = Gemm(Family.GATHERED, "wgrad", WIDE_PLAIN, "b", store="fp32")
 BROKEN = (PLAIN_FPROP, BLOCK_WGRAD, BROKEN_ADD, GATHERED_FPROP, GATHERED_WGRAD)
 # Families alternate, so that two workers of pytest-xdist seldom wait for one compilation.
@@ -175,7 +176,7 @@ GEMMS = (
     GATHERED_FPROP,
     Gemm(Family.GATHERED, "fprop", WIDE_PLAIN, "a", store="gated_aux"),
     Gemm(Family.GATHERED, "dgrad", WIDE_PLAIN, "a"),
-    Gemm(Family.GATHERED, "dgrad", SMALL_PLAIN, "a"),
+    GATHERED_DGRAD,
     Gemm(Family.GATHERED, "wgrad", TURNS_PLAIN, "a"),
     GATHERED_WGRAD,
     Gemm(Family.GATHERED, "wgrad", SMALL_PLAIN, "b", store="add"),
@@ -191,6 +192,9 @@ IN_STEP = {
 }
 
 
+# Groups with whole row blocks of tokens that are there before others.
+ARRIVING = Case("arriving", 900, 80, 144, (300, 0, 600))
+
 # A kernel with an epilogue runs beside the one without.
 WITH_EPILOGUE = tuple(
     each
@@ -200,6 +204,11 @@ WITH_EPILOGUE = tuple(
 
 
 def cases_of(gemm: Gemm) -> tuple[Case, ...]:
+    arriving = (ARRIVING,) if gemm.family is Family.GATHERED and gemm.kind != "wgrad" else ()
+    return (*_cases_of(gemm), *arriving)
+
+
+def _cases_of(gemm: Gemm) -> tuple[Case, ...]:
     if gemm.store == "codes":  # of which there are always all
         return tuple(case for case in OF_HALVES if not case.leaves)
     if gemm.store in ("gated", "gated_aux"):
@@ -286,14 +295,32 @@ OF_CODES = (
 )
 
 
-@pytest.mark.parametrize(("gemms", "faults"), ((BROKEN, FAULTS), ((CODES,), OF_CODES)))
+OF_ARRIVING = (
+    # A row block is computed of whose rows the first have not arrived.
+    Fault(
+        "tile_source/blocks_of_slots.cuh",
+        "blocks(rows_before(range_.first, begin, tokens), TileM)",
+        "rows_before(range_.first, begin, tokens) / TileM",
+        GATHERED_DGRAD.name,
+        ", not ",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("gemms", "faults", "case"),
+    (
+        (BROKEN, FAULTS, RAGGED),
+        ((CODES,), OF_CODES, OF_HALVES[0]),
+        ((GATHERED_DGRAD,), OF_ARRIVING, ARRIVING),
+    ),
+)
 def test_faults_are_noticed(
-    gemms: tuple[Gemm, ...], faults: tuple[Fault, ...], cache: Path
+    gemms: tuple[Gemm, ...], faults: tuple[Fault, ...], case: Case, cache: Path
 ) -> None:
     headers = break_headers(headers_on_cpu(HEADERS, FIRST_HEADERS), faults)
-    name = f"broken_{gemms[0].family.value}"
+    name = f"broken_{gemms[0].family.value}"  # each of another family
     program = Program(name, FAMILY_HEADER, [each.entry() for each in gemms], headers)
     built = program.build(cache / program.name)
-    case = RAGGED if gemms is BROKEN else OF_HALVES[0]
     for fault in faults:
         fault.check(run(built, fault.gemm, [case]), case)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
+import pytest
+
 from fusegen.spec.arch import ArchSpec
 from fusegen.spec.kinds import SpecKind
 from fusegen.spec.load import parse_spec
@@ -105,6 +107,14 @@ MUTATIONS = (
         "wgrad 128x128 cluster 2: group 0: tile (0, 0) is computed 2 times",
     ),
 )
+MUTATIONS_OF_PARTS = (
+    (
+        "blocks_of_slots.cuh",
+        "range_.inside ? first :",
+        "range_.inside ? 0 :",
+        "fprop 128x128 cluster 2: group 1: row 0 is in the other part",
+    ),
+)
 
 
 def tilings() -> list[tuple[int, int, int]]:
@@ -125,10 +135,9 @@ def compiled(folder: Path, include: Path, walked: Sequence[tuple[int, int, int]]
     listed = ",".join(f"Tiling<{m},{n},{cluster}>" for m, n, cluster in walked)
     program = folder / "walk_schedule"
     # The headers are CUDA: as system headers they may hold pragmas that C++ does not know.
+    own = ("-I", str(ROOT / "tests" / "sim"), "-isystem", str(include))
     command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-DTILINGS={listed}"]
-    subprocess.run(
-        [*command, "-isystem", str(include), str(DRIVER), "-o", str(program)], check=True
-    )
+    subprocess.run([*command, *own, str(DRIVER), "-o", str(program)], check=True)
     return program
 
 
@@ -166,9 +175,12 @@ def test_every_device_computes_the_same_tiles(tmp_path: Path) -> None:
     assert done.returncode == 0, said(done)
 
 
-def test_broken_walks_are_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutations", (MUTATIONS, MUTATIONS_OF_PARTS))
+def test_broken_walks_are_noticed(
+    mutations: Sequence[tuple[str, str, str, str]], tmp_path: Path
+) -> None:
     shutil.copytree(CSRC / "fusegen", tmp_path / "fusegen")
-    for name, sound, broken, _ in MUTATIONS:
+    for name, sound, broken, _ in mutations:
         header = tmp_path / SOURCES / name
         text = header.read_text()
         assert text.count(sound) == 1, f"{name} no longer holds {sound!r}: break other code"
@@ -176,5 +188,5 @@ def test_broken_walks_are_noticed(tmp_path: Path) -> None:
     cases = [case for case in CASES if case.name == "two_groups_first_empty"]
     done = walk(compiled(tmp_path, tmp_path, [(128, 128, 2)]), cases)
     assert done.returncode == 1, said(done)
-    for *_, report in MUTATIONS:
+    for *_, report in mutations:
         assert f"two_groups_first_empty {report}" in done.stdout

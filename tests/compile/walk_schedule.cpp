@@ -8,8 +8,6 @@
 // TILINGS, given by the compiler's command line, lists the tilings to walk each case with.
 // Exits with 1, after saying what is wrong, unless all tiles of all cases are as they should be.
 // Standard error names every walk as it begins: the last one tells where a broken header crashed.
-#include <ucontext.h>
-
 #include <algorithm>
 #include <array>
 #include <cinttypes>
@@ -22,6 +20,8 @@
 #include <string>
 #include <type_traits>
 #include <vector>
+
+#include "fiber.h"
 
 // ---- A warp of coroutines -----------------------------------------------------------------------
 
@@ -37,28 +37,28 @@ constexpr size_t kStackBytes = 64 << 10;
 using Values = std::array<uint64_t, kLanes>;
 
 struct Lane {
-  ucontext_t context;
+  fibers::Context context;
   std::vector<char> stack = std::vector<char>(kStackBytes);
   bool running = false;
   unsigned round = 0;  // rendezvous so far
 };
 
 static std::array<Lane, kLanes> lanes;
-static ucontext_t caller;
+static fibers::Context caller;
 static std::function<void(unsigned)> body;
 static Values mailboxes[2];
 
 // Hands over to the next lane that still runs, or, after the last one has ended, to the caller.
 static void resume_after(unsigned lane) {
-  ucontext_t* const from = &lanes[lane].context;
+  fibers::Context& from = lanes[lane].context;
   for (unsigned distance = 1; distance <= kLanes; ++distance) {
     const unsigned next = (lane + distance) % kLanes;
     if (!lanes[next].running) continue;
     threadIdx.x = next;
-    if (next != lane) swapcontext(from, &lanes[next].context);
+    if (next != lane) fibers::change(from, lanes[next].context);
     return;
   }
-  swapcontext(from, &caller);
+  fibers::change(from, caller);
 }
 
 // Leaves a value and returns those of all lanes. Lanes take turns in a ring, so that all others
@@ -74,10 +74,11 @@ const Values& exchange(Value value) {
   return mailbox;
 }
 
-static void enter(int lane) {
-  body(static_cast<unsigned>(lane));
+static void enter() {
+  const unsigned lane = threadIdx.x;
+  body(lane);
   lanes[lane].running = false;
-  resume_after(static_cast<unsigned>(lane));
+  resume_after(lane);
 }
 
 // Calls `function(lane)` in all lanes at once.
@@ -87,14 +88,10 @@ static void run(std::function<void(unsigned)> function) {
     Lane& lane = lanes[index];
     lane.running = true;
     lane.round = 0;
-    getcontext(&lane.context);
-    lane.context.uc_stack.ss_sp = lane.stack.data();
-    lane.context.uc_stack.ss_size = kStackBytes;
-    lane.context.uc_link = nullptr;
-    makecontext(&lane.context, reinterpret_cast<void (*)()>(enter), 1, static_cast<int>(index));
+    lane.context.start(lane.stack.data(), kStackBytes, enter);
   }
   threadIdx.x = 0;
-  swapcontext(&caller, &lanes[0].context);
+  fibers::change(caller, lanes[0].context);
 }
 
 }  // namespace warp
@@ -142,6 +139,7 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return ballot;
 }
 
+inline int32_t __ldg(const int32_t* from) { return *from; }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline void __syncwarp(unsigned = 0xffffffffu) { warp::exchange(0); }
 inline void __syncthreads() { warp::exchange(0); }  // the one warp is the whole block
@@ -278,9 +276,10 @@ void collect(Walk walk, size_t most, Tiles& tiles) {
   }
 }
 
-template <Gemm kind, class Config>
-void walk_as_lane(const fusegen::Walker<kind, Config>& walker, size_t most, Tiles& tiles) {
-  using Source = fusegen::TileSource<kind, Config>;
+template <Gemm kind, class Config, class Part>
+void walk_as_lane(const fusegen::Walker<kind, Config>& walker, const Part& part, size_t most,
+                  Tiles& tiles) {
+  using Source = fusegen::TileSource<kind, Config, Part>;
   using Order = typename Source::Order;
   alignas(16) static unsigned char scratch[Order::kScratchBytes + 1];
   static Order order;
@@ -289,12 +288,16 @@ void walk_as_lane(const fusegen::Walker<kind, Config>& walker, size_t most, Tile
   std::memset(&order, 0xff, sizeof order);
   __syncthreads();
   order.template sort<warp::kLanes>(walker, scratch);
-  collect(Source(walker, order), most, tiles);
+  if constexpr (kind == Gemm::wgrad) {
+    collect(Source(walker, order), most, tiles);
+  } else {
+    collect(Source(walker, order, part), most, tiles);
+  }
 }
 
 // Tiles of one block, on which all its lanes must agree.
-template <Gemm kind, class Config>
-Tiles walk_block(const Case& in, uint32_t cluster, uint32_t rank, size_t most) {
+template <Gemm kind, class Config, class Part>
+Tiles walk_block(const Case& in, const Part& part, uint32_t cluster, uint32_t rank, size_t most) {
   fusegen::Walker<kind, Config> walker{};
   walker.shape.group_sizes = in.dense ? nullptr : in.sizes.data();
   walker.shape.tokens = in.tokens;
@@ -310,7 +313,7 @@ Tiles walk_block(const Case& in, uint32_t cluster, uint32_t rank, size_t most) {
   warp::run([&](unsigned lane) {
     auto mine = walker;
     mine.lane = lane;
-    walk_as_lane<kind, Config>(mine, most, found[lane]);
+    walk_as_lane<kind, Config>(mine, part, most, found[lane]);
   });
   for (unsigned lane = 1; lane < warp::kLanes; ++lane) {
     const bool agree = warp::lanes[lane].round == warp::lanes[0].round &&
@@ -321,12 +324,12 @@ Tiles walk_block(const Case& in, uint32_t cluster, uint32_t rank, size_t most) {
   return found[0];
 }
 
-template <Gemm kind, class Config>
-Walked walk(const Case& in, size_t most) {
+template <Gemm kind, class Config, class Part = fusegen::AllBlocks>
+Walked walk(const Case& in, size_t most, const Part& part = {}) {
   Walked walked(in.clusters);
   for (int cluster = 0; cluster < in.clusters; ++cluster) {
     for (int rank = 0; rank < Config::cluster; ++rank) {
-      walked[cluster].push_back(walk_block<kind, Config>(in, cluster, rank, most));
+      walked[cluster].push_back(walk_block<kind, Config>(in, part, cluster, rank, most));
     }
   }
   return walked;
@@ -444,25 +447,89 @@ class Coverage {
 // ---- Everything together ------------------------------------------------------------------------
 
 template <Gemm kind, class Config>
-size_t check(const Case& in) {
+void enter(const Case& in) {
   place = in.name + " " + name_of(kind) + " " + std::to_string(Config::tile_m) + "x" +
           std::to_string(Config::tile_n) + " cluster " + std::to_string(Config::cluster);
   std::fprintf(stderr, "%s\n", place.c_str());
-  const Expected expected = expected_of<kind, Config>(in);
-  Coverage<Config> coverage(expected);
-  const Walked walked = walk<kind, Config>(in, coverage.total());
+}
+
+// Whether every tile is one that there is; counts them all then.
+template <class Config>
+bool check_walk(const Expected& expected, const Walked& walked, Coverage<Config>& coverage) {
   for (const std::vector<Tiles>& ranks : walked) {
     for (const Tiles& tiles : ranks) {
       const auto good = [&](const Tile& tile) { return check_fields(expected, tile); };
-      if (!std::all_of(tiles.begin(), tiles.end(), good)) return coverage.total();
+      if (!std::all_of(tiles.begin(), tiles.end(), good)) return false;
       check_order(expected, tiles);
       for (const Tile& tile : tiles) coverage.add(tile);
     }
     check_cluster(ranks);
   }
   check_balance(walked);
-  coverage.check();
+  return true;
+}
+
+template <Gemm kind, class Config>
+size_t check(const Case& in) {
+  enter<kind, Config>(in);
+  const Expected expected = expected_of<kind, Config>(in);
+  Coverage<Config> coverage(expected);
+  const Walked walked = walk<kind, Config>(in, coverage.total());
+  if (check_walk(expected, walked, coverage)) coverage.check();
   return coverage.total();
+}
+
+// Slots that ascend through each region; of its last row none in every third one, and in rows of nobody.
+static std::vector<int32_t> slots_of(const Case& in, const std::vector<Region>& regions) {
+  std::vector<int32_t> slots;
+  for (size_t region = 0; region < regions.size(); ++region) {
+    const int64_t tokens = regions[region].tokens;
+    for (int64_t i = 0; i < tokens; ++i) {
+      const bool nobody = region >= in.sizes.size() || (region % 3 == 0 && i + 1 == tokens);
+      slots.push_back(nobody ? -1 : int32_t(i * in.tokens / tokens));
+    }
+  }
+  return slots;
+}
+
+// A tile is of a range if all its rows are of slots there.
+template <class Config>
+void check_part(const Tile& tile, const std::vector<int32_t>& slots, const fusegen::SlotRange& of) {
+  if (tile.rows <= 0) return;
+  const auto* const first = slots.data() + tile.begin + tile.row;
+  const bool within = std::all_of(first, first + std::min(tile.rows, Config::tile_m), [&](int32_t slot) {
+    return uint32_t(slot) >= of.first && uint32_t(slot) < of.end;
+  });
+  if (within != of.inside) fail("group %d: row %d is in the other part", tile.group, tile.row);
+}
+
+// Row blocks of slots in a range, and then the others, are all that there are.
+template <Gemm kind, class Config>
+size_t check_in_parts(const Case& in) {
+  enter<kind, Config>(in);
+  const Expected expected = expected_of<kind, Config>(in);
+  const std::vector<int32_t> slots = slots_of(in, expected.regions);
+  const auto third = uint32_t(in.tokens / 3), all = uint32_t(in.tokens);
+  size_t tiles = 0;
+  const std::pair<uint32_t, uint32_t> ranges[] = {{0, third}, {third, 2 * third}, {third, all}};
+  for (const auto& [first, end] : ranges) {
+    Coverage<Config> coverage(expected);
+    for (const bool inside : {true, false}) {
+      const fusegen::SlotRange of{first, end, inside};
+      const fusegen::BlocksOfSlots<Config::tile_m> part(slots.data(), of);
+      const Walked walked = walk<kind, Config>(in, coverage.total(), part);
+      if (!check_walk(expected, walked, coverage)) return tiles;
+      for (const std::vector<Tiles>& ranks : walked) {
+        if (first == end) continue;  // of no slots: all are the others
+        for (const Tiles& each : ranks) {
+          for (const Tile& tile : each) check_part<Config>(tile, slots, of);
+        }
+      }
+    }
+    coverage.check();
+    tiles += coverage.total();
+  }
+  return tiles;
 }
 
 template <class Config>
@@ -480,6 +547,9 @@ size_t check_kinds_of_rows(const Case& in) {
 template <class... Tilings>
 size_t check_tilings(Case in) {
   size_t tiles = (check_kinds<Tilings>(in) + ...);
+  if (!in.dense && in.clusters < 10) {
+    tiles += ((check_in_parts<Gemm::fprop, Tilings>(in) + check_in_parts<Gemm::dgrad, Tilings>(in)) + ...);
+  }
   if (regions_of(in, Gemm::fprop).back().tokens == 0) return tiles;
   in.clears = false;
   in.name += ", rows left";

@@ -65,6 +65,10 @@ class OnCpu(_overlap.Memory):
     def join(self, done):
         done.result()
 
+    def handle(self, stream):
+        self.threads[stream].submit(int).result()  # ops wait for nobody here: all are there
+        return 0
+
     def do(self, *ops):
         for op in ops:
             word = ctypes.c_uint32.from_address(op.address)
@@ -145,7 +149,7 @@ for first, *others in ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,)):
             assert same and torch.equal(third, other), (first, others)
 here = _collectives.Place("test", "rows", "group", dist.group.WORLD)
 sent = [random(8 + i, 64) for i in range(5)]  # more under way than there are buffers from a rank
-arriving = [_overlap.start_to_gather(rows, here) for rows in sent]
+arriving = [_overlap.Gathering(rows, here) for rows in sent]
 adding = [_overlap.start_to_scatter(rows.repeat(ranks, 1), here) for rows in sent]
 try:
     adding[0]()
@@ -358,3 +362,11 @@ def test_counts_are_added_up_exactly(place: Place) -> None:
 def test_modules_of_several_collectives(place: Place, tmp_path: Path) -> None:
     """Copies of tokens and gradients are under way together."""
     run_ranks(others(), tmp_path, place)
+
+
+def test_ops_that_begin_before_all_rows_are_there(tmp_path: Path) -> None:
+    """Those whose GEMMs gather rows: the plan of a GPU, which CPU tensors run in plain PyTorch."""
+    bundle = write_cells("arriving", "sm_90a", tmp_path, SEVERAL)
+    cell = next(each for each in SEVERAL if each.module == "moe_layer")
+    assert (bundle / f"{cell}.py").read_text().count("call_as_they_arrive") == 2
+    run_ranks(others(), tmp_path, Place(bundle))

@@ -418,6 +418,15 @@ def test_copies_are_gathered_as_kernels_have_them(arch: str, tmp_path: Path) -> 
         check(found, case)
 
 
+def test_ops_that_may_begin_early_are_one_graph(tmp_path: Path) -> None:
+    """Those whose GEMMs gather rows of tokens, as a GPU has them: where compilers trace, all wait."""
+    cases = [each for each in CASES if each.split == "expert" and each.recipe == "bf16"]
+    assert any(case.compiled for case in cases)
+    place = Place(generate("sm_90a", tmp_path, cases))
+    for case, found in run_cases(place, tmp_path, cases).items():
+        check(found, case)
+
+
 def test_codes_and_scales_are_gathered(place: Place, tmp_path: Path) -> None:
     """Those that the forward reads in the forward, those that the backward reads in the backward:
     a byte for each element of x each time, and a scale of four bytes for 128 of them."""

@@ -7,6 +7,7 @@ NaN, as deterministic PyTorch fills it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,9 @@ from .places import built
 RANKS, RANK = 4, 1
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, CHOICES = 203, 256, 384, 5, 3
 """Of all ranks, but for the experts, which are those of one."""
+
+MANY = 2003  # tokens, so that groups have whole tiles of one rank's
+HERE = (411, 1203)  # of those
 
 RECIPES = ("bf16", "fp8_block", "fp8_delayed")
 ROUTES = ("some", "none", "all")
@@ -85,13 +89,13 @@ def layer_of(ranks: ModuleType, recipe: str, *options: str) -> torch.nn.Module:
     return layer
 
 
-def drawn(route: str) -> tuple[Tensor, Tensor]:
+def drawn(route: str, tokens: int = TOKENS, seed: int = 1) -> tuple[Tensor, Tensor]:
     """Experts of all ranks that tokens chose, and how many chose each."""
     every = RANKS * EXPERTS
     own = torch.arange(RANK * EXPERTS, (RANK + 1) * EXPERTS)
     among = {"some": torch.arange(every), "none": torch.arange(EXPERTS), "all": own}[route]
-    seed = torch.Generator().manual_seed(1)
-    chosen = torch.rand(TOKENS, len(among), generator=seed).topk(CHOICES).indices
+    draw = torch.Generator().manual_seed(seed)
+    chosen = torch.rand(tokens, len(among), generator=draw).topk(CHOICES).indices
     ids = among[chosen].int()
     counts = torch.stack([(ids == expert).sum() for expert in range(every)])
     return ids.to(DEVICE), counts.to(DEVICE)
@@ -100,8 +104,9 @@ def drawn(route: str) -> tuple[Tensor, Tensor]:
 def step(layer: torch.nn.Module, ids: Tensor, counts: Tensor) -> dict[str, Tensor]:
     """The results of a forward and a backward by name."""
     seed = torch.Generator().manual_seed(2)
-    x, dy = (torch.randn(TOKENS, HIDDEN, generator=seed).bfloat16().to(DEVICE) for _ in range(2))
-    probs = torch.rand(TOKENS, CHOICES, generator=seed).to(DEVICE)
+    tokens = len(ids)
+    x, dy = (torch.randn(tokens, HIDDEN, generator=seed).bfloat16().to(DEVICE) for _ in range(2))
+    probs = torch.rand(tokens, CHOICES, generator=seed).to(DEVICE)
     x.requires_grad_(), probs.requires_grad_()
     layer.zero_grad()
     y = layer(x, probs=probs, ids=ids, counts=counts)
@@ -129,3 +134,80 @@ def test_one_of_four_ranks(
             assert value.isfinite().all(), name
             assert torch.equal(found[name], value), name
         assert bool(wanted["y"].any()) is (route != "none")
+
+
+@dataclass
+class Arrivals:
+    """Whether tokens of other ranks arrive while ops run, and how often they did."""
+
+    late: bool = True
+    count: int = 0
+
+
+@pytest.fixture
+def arrivals(ranks: ModuleType, collectives: Any, monkeypatch: pytest.MonkeyPatch) -> Arrivals:
+    overlap, stream, told = load_cell(ranks, "_overlap"), torch.cuda.Stream(), Arrivals()
+
+    class Late(overlap.Gathering):  # type: ignore[misc, name-defined]
+        def __init__(self, rows: Tensor) -> None:
+            self.rows = rows
+
+        def __call__(self) -> Tensor:
+            return self.rows
+
+        def arriving(self, op: Any) -> Any:
+            every, (first, end) = torch.full_like(self.rows, torch.nan), HERE
+            every[first:end].copy_(self.rows[first:end])
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(1_000_000)
+                every[:first].copy_(self.rows[:first])
+                every[end:].copy_(self.rows[end:])
+                there = stream.record_event()
+            made = op(every, first, end, stream.cuda_stream)
+            torch.cuda.current_stream().wait_event(there)
+            told.count += 1
+            return every, made
+
+    def given(place: Any, sources: tuple[Tensor], **_: Any) -> Any:
+        arriving = Late(sources[0]) if told.late else None
+        return collectives.Pending(place, None, here=sources, arriving=arriving)
+
+    monkeypatch.setattr(collectives, "start_all_gather", given)
+    return told
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_ops_begin_with_rows_that_are_there(
+    ranks: ModuleType, arrivals: Arrivals, route: str
+) -> None:
+    """Forwards with x and backwards with dy: the bits of ops that find all rows there."""
+    layer = layer_of(ranks, "bf16", "expert_parallel")
+    ids, counts = drawn(route, MANY)
+    found = step(layer, ids, counts)
+    assert arrivals.count == 2
+    arrivals.late = False
+    wanted = step(layer, ids, counts)
+    assert arrivals.count == 2 and bool(wanted["y"].any()) is (route != "none")
+    for name, value in wanted.items():
+        assert value.isfinite().all() and torch.equal(found[name], value), name
+
+
+def test_replays_begin_with_rows_that_are_there(ranks: ModuleType, arrivals: Arrivals) -> None:
+    """A graph waits in the middle of an op, whatever tokens choose when it is replayed."""
+    layer = layer_of(ranks, "bf16", "expert_parallel")
+    ids, counts = drawn("some", MANY)
+    x = torch.randn(MANY, HIDDEN, device=DEVICE).bfloat16()
+    probs = torch.rand(MANY, CHOICES, device=DEVICE)
+    with torch.no_grad():
+        layer(x, probs=probs, ids=ids, counts=counts)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x, probs=probs, ids=ids, counts=counts)
+        arrivals.late = False
+        for seed in range(60):
+            for each, value in zip((ids, counts), drawn(ROUTES[seed % 3], MANY, seed), strict=True):
+                each.copy_(value)
+            x.normal_()
+            graph.replay()
+            assert torch.equal(y, layer(x, probs=probs, ids=ids, counts=counts)), seed

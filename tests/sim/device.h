@@ -125,6 +125,11 @@ inline unsigned cluster_size(const cudaLaunchConfig_t& config) {
 
 }  // namespace sim
 
+// A stream is nullptr, or a function, which does what is in it.
+inline void finish(cudaStream_t stream) {
+  if (stream != nullptr) (*reinterpret_cast<std::function<void()>*>(stream))();
+}
+
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
@@ -133,6 +138,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const unsigned threads = config->blockDim.x;
   if (threads == 0 || threads % 128 != 0 || threads > sim::kMostThreads) return cudaErrorInvalidValue;
   if (config->gridDim.x == 0 || config->gridDim.x % size != 0) return cudaErrorInvalidValue;
+  finish(config->stream);
   const std::tuple<std::decay_t<Parameters>...> parameters(arguments...);
   gridDim = config->gridDim;
   for (unsigned first = 0; first < gridDim.x; first += size) {
@@ -155,6 +161,19 @@ extern "C" inline cudaError_t cudaMemsetAsync(void* place, int value, size_t byt
   std::memset(place, value, bytes);
   return cudaSuccess;
 }
+
+extern "C" inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = nullptr;
+  return cudaSuccess;
+}
+extern "C" inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t stream) {
+  finish(stream);
+  return cudaSuccess;
+}
+extern "C" inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  return cudaSuccess;
+}
+extern "C" inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 
 extern "C" inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;

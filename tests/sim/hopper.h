@@ -21,20 +21,34 @@ void run_hopper(const Case& in) {
   });
 }
 
-// The arguments have the slots of rows behind those of the GEMM.
+// The arguments have the slots of rows behind those of the GEMM. Of tokens that arrive the first
+// sixth is not there before.
 template <Gemm kind, Store store, Gather gather, class Config>
-void run_gathered_hopper(const Case& in) {
+void run_gathered_hopper(const Case& in, bool arrive) {
   Tokens tokens(in.tokens, gather == Gather::b || kind == Gemm::fprop ? in.k : in.n);
+  if (arrive) tokens.sort(Problem(kind, in));
   run_16_bits<kind, store>(
       in, unscaled, unscaled,
       [&](const GemmArguments& arguments, auto as) {
         Stream stream;
+        const int64_t end = in.tokens / Tokens::kChoices, first = end / 6;
+        std::function<void()> come;
+        if (arrive) come = tokens.hide(first, end);
+        fusegen::Arriving arriving(first, end, reinterpret_cast<int64_t>(arrive ? &come : nullptr));
         const fusegen::GatheredGemmArguments gathered{arguments, tokens.row_slot.data(),
-                                                      Tokens::kChoices};
-        return fusegen::launch_gathered_gemm<kind, Result, Config, as.kStore, gather>(
+                                                      Tokens::kChoices, &arriving};
+        const Status status = fusegen::launch_gathered_gemm<kind, Result, Config, as.kStore, gather>(
             gathered, stream, as.change);
+        if (in.tokens > 0 && !arriving.is_all()) fail("nobody waited for tokens");
+        if (arrive) come();
+        return status;
       },
       gather == Gather::a ? &tokens : nullptr, gather == Gather::b ? &tokens : nullptr);
+}
+
+template <Gemm kind, Store store, Gather gather, class Config>
+void run_gathered_hopper(const Case& in) {
+  for (const bool arrive : {false, true}) run_gathered_hopper<kind, store, gather, Config>(in, arrive);
 }
 
 template <Gemm kind, Store store, bool amaxes, class Config>

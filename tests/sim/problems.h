@@ -395,6 +395,23 @@ struct Tokens {
     }
   }
 
+  // Slots of each group's rows in order, what is none behind them.
+  void sort(const Problem& problem) {
+    for (int64_t g = 0; g < problem.in.groups(); ++g) {
+      auto* const first = reinterpret_cast<uint32_t*>(row_slot.data() + problem.begin(g));
+      std::sort(first, first + problem.tokens(g));
+    }
+  }
+
+  // Only tokens [first, end) have values until what this returns is called.
+  std::function<void()> hide(int64_t first, int64_t end) {
+    std::vector<__nv_bfloat16> all(x.data(), x.data() + x.count());
+    for (int64_t i = 0; i < x.count(); ++i) {
+      if (i / columns < first || i / columns >= end) x[i] = __nv_bfloat16(kNan);
+    }
+    return [this, all] { std::copy(all.begin(), all.end(), x.data()); };
+  }
+
   // An element of the matrix of rows.
   double at(int64_t index) {
     const int64_t slot = row_slot[index / columns];

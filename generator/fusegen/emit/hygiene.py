@@ -49,7 +49,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Parameter: ("buffer",),
     Pointwise: ("attributes",),
     PointwiseOperand: ("symbol", "buffer"),
-    Program: ("flags", "when"),
+    Program: ("flags", "when", "arriving"),
     Result: ("buffer", "when"),
     Shape: ("leading",),
     Sharding: ("symbol", "axes", "partial"),

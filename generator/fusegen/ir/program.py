@@ -126,6 +126,8 @@ class Program:
         checks: of the arguments.
         part: which of several ops of its direction it is, counted from 1; 0 where it is alone.
         when: its direction calls it if any of these flags is set; empty is always.
+        arriving: the argument, its first, of which other ranks' rows may come after the call; None
+            where all is there.
     """
 
     name: str
@@ -137,11 +139,20 @@ class Program:
     checks: tuple[Check, ...]
     part: int = 0
     when: tuple[str, ...] = ()
+    arriving: str | None = None
 
     @property
     def function(self) -> str:
         """What its function is called: ``forward``, or ``forward_2`` where there are several."""
         return f"{self.name}_{self.part}" if self.part else self.name
+
+    @property
+    def arrival(self) -> tuple[str, ...]:
+        """Numbers that it takes last where rows may come after the call: of tokens that are there,
+        the first and one past the last, and the handle of the stream that brings the others.
+        """
+        parts = ("first", "end", "stream") if self.arriving else ()
+        return tuple(f"{self.arriving}_{part}" for part in parts)
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -315,6 +326,7 @@ class Direction:
             bindings=tuple(bindings.values()),
             checks=tuple(dict.fromkeys(checks)),
             part=0,
+            arriving=None,
         )
 
 

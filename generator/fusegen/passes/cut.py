@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, pairwise
 
 from ..ir.dtypes import DType
 from ..ir.kernel import GemmKind
@@ -38,6 +38,7 @@ from ..ir.shapes import symbols
 from ..ir.step import Result, Step
 from ..steps import definition, is_gemm
 from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER
+from ..steps.gathered_gemm import multiplies_rows_of
 from .draft import Draft, NotPossible
 from .freeing import best_way
 from .join_saved import MOST
@@ -75,7 +76,8 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
 
     if whole.name != "backward" or not all(each.outside for each in collectives):
         making = _Cut(draft, whole, dims)
-        return Direction(whole.name, _by_rows(making, ops(making, _sums_of_rows(draft, whole))))
+        segments = _by_rows(making, ops(making, _sums_of_rows(draft, whole)))
+        return Direction(whole.name, _as_they_arrive(segments, whole.flags))
 
     def possible_cuts(backward: Program) -> Callable[[tuple[int, ...]], bool]:
         making = _Cut(draft, backward, dims)
@@ -90,7 +92,29 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
         return possible
 
     best, places = best_way(draft, whole, possible_cuts, freeing=freeing, ordering=not collectives)
-    return Direction(whole.name, ops(_Cut(draft, best, dims), places))
+    segments = ops(_Cut(draft, best, dims), places)
+    return Direction(whole.name, _as_they_arrive(segments, whole.flags))
+
+
+def _as_they_arrive(segments: tuple[Segment, ...], flags: tuple[str, ...]) -> tuple[Segment, ...]:
+    """Mark ops behind an all-gather that have a GEMM which gathers its rows: that may begin with
+    those of this rank's tokens.  They run in every call, of which one flag at least is set.
+    """
+    marked = list(segments)
+    gathers = {
+        each.future
+        for each in segments
+        if isinstance(each, Start) and each.kind == ALL_GATHER.name and not each.by_rows
+    }
+    for place, pair in enumerate(pairwise(segments), 1):
+        match pair:
+            case (Wait(when=()) as wait, Program() as op) if wait.future in gathers:
+                (rows,) = wait.results
+                always = not op.when or {*flags} <= {*op.when}
+                first = op.arguments[0].buffer == rows
+                if always and first and any(multiplies_rows_of(each, rows) for each in op.steps):
+                    marked[place] = replace(op, arriving=rows, when=())
+    return tuple(marked)
 
 
 def _sums_of_rows(draft: Draft, whole: Program) -> tuple[int, ...]:

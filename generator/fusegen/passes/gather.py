@@ -74,13 +74,18 @@ def _apart(gather: Step, gemm: Step, rows: str) -> tuple[Step, Step]:
 
 
 def _left(program: Program, gather: Step) -> Iterator[Step]:
-    """Steps of which the one that gathers runs only for those that still read its rows."""
+    """Steps of which the one that gathers runs only for those that still read its rows, and before
+    the first of them: tokens may arrive until then.
+    """
     rows = gather.out
     asking = [each.asking(rows) for each in program.steps if rows in each.reads]
     asking += [each.when for each in program.results if each.buffer == rows]
+    flags = (flag for flag in program.flags if any(flag in when for when in asking))
+    kept = [gather if () in asking else replace(gather, when=tuple(flags))] if asking else []
     for step in program.steps:
-        if step is not gather or () in asking:
-            yield step
-        elif asking:
-            flags = (flag for flag in program.flags if any(flag in when for when in asking))
-            yield replace(step, when=tuple(flags))
+        if step is gather:
+            continue
+        if rows in step.reads and kept:
+            yield kept.pop()
+        yield step
+    yield from kept

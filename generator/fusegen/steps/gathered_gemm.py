@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..ir.kernel import GemmKind
 from ..ir.step import Operand, Step
 from . import gemm, gemm_pointwise
 from .definition import StepDef
@@ -45,6 +46,12 @@ def may_gather(step: Step, rows: str) -> bool:
     return step.primitive in _GATHERING and not step.copies and operands in (["a"], ["b"])
 
 
+def multiplies_rows_of(step: Step, tokens: str) -> bool:
+    """Whether a step is a GEMM that gathers rows of these tokens, and gives rows for them."""
+    rows = step.primitive in GATHERED_GEMMS and step.kind != GemmKind.WGRAD.value
+    return rows and step.input("a") == tokens
+
+
 def gathered(gather: Step, gemm: Step) -> Step:
     """One step for the rows of tokens and a GEMM that reads them, without its kernel."""
     inputs = (
@@ -65,7 +72,11 @@ def gathered(gather: Step, gemm: Step) -> Step:
 LAUNCH = Launch(
     "GatheredGemmArguments",
     "gemm/gathered.h",
-    (Field("row_slot", Origin.OPERAND, "row_slot"), *sizes("choices")),
+    (
+        Field("row_slot", Origin.OPERAND, "row_slot"),
+        *sizes("choices"),
+        Field("arriving", Origin.ARRIVING),
+    ),
     base=gemm.PLAIN,
 )
 

@@ -20,7 +20,8 @@ class Origin(str, Enum):
     slot: bytes from row to row (PITCH), and scales from one block of columns to the next where
     those of tokens are neighbours (TOKEN_PITCH).
     Of the architecture: the ALIGNMENT of where groups start.  Of the device: the number of its
-    MULTIPROCESSORS.
+    MULTIPROCESSORS.  Of the op: what it knows of the rows of an operand that may come after the
+    call (ARRIVING); empty where all are there.
 
     The others stand for several fields, which carry their own names: operands, results, scalars and
     extents of an EXPRESSION; what the expressions of a GEMM's result read besides it (EPILOGUE);
@@ -48,6 +49,7 @@ class Origin(str, Enum):
     TOKEN_PITCH = "token_pitch"
     ALIGNMENT = "alignment"
     MULTIPROCESSORS = "multiprocessors"
+    ARRIVING = "arriving"
     EXPRESSION = "expression"
     EPILOGUE = "epilogue"
     ROW_GROUPS = "row_groups"

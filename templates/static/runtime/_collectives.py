@@ -62,7 +62,8 @@ class Pending(NamedTuple):
         shapes: of the parts of several sources, one behind the other; None for an absent source.
             Empty where there is one source alone.
         here: the results where nothing was sent.
-        arriving: gives what copy engines bring, in the place of `value`.
+        arriving: gives what copy engines bring, in the place of `value`; rows of all ranks, as a
+            `Gathering`.
         lies: how parts of ranks lie that are side by side in the result; None where these are rows.
         first: of what the result numbers, the one that this rank counts from.
     """
@@ -122,7 +123,7 @@ def _start_to_gather(place: Place, source: Tensor) -> Pending:
     ranks = place.ranks
     with _named(place):
         if _overlaps(place, source):
-            return Pending(place, None, arriving=_overlap.start_to_gather(source, place))
+            return Pending(place, None, arriving=_overlap.Gathering(source, place))
         every = torch.ops._c10d_functional.all_gather_into_tensor(
             source, ranks.size(), ranks.group_name
         )
@@ -379,6 +380,28 @@ def wait(pending: Pending) -> tuple[Any, ...]:
     sizes = [shape.numel() for shape in pending.shapes if shape is not None]
     parts = iter(given.split(sizes))
     return tuple(None if shape is None else next(parts).view(shape) for shape in pending.shapes)
+
+
+def call_as_they_arrive(
+    pending: Pending, op: Callable[..., Any], *others: Any
+) -> tuple[Tensor, Any]:
+    """The rows of all ranks, and what an op gives that may begin with this rank's own.
+
+    Args:
+        pending: of an all-gather.
+        op: of those rows, then of the others; and last, of tokens that are there when it is called,
+            the first and one past the last, and of the stream that brings the rest, by its handle:
+            0 where all are there.
+        others: its further arguments.
+
+    Raises:
+        RuntimeError: as `start_all_reduce`.
+    """
+    if not isinstance(pending.arriving, _overlap.Gathering):
+        (every,) = wait(pending)
+        return every, op(every, *others, 0, 0, 0)
+    with _named(pending.place):
+        return pending.arriving.arriving(lambda every, *there: op(every, *others, *there))
 
 
 def require_same(place: Place, own: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ...ir import dtypes
@@ -67,12 +67,23 @@ def launch_step(
         return LaunchStep(f"{step_comment(step, index)}, the same memory", "", ())
     place = _Place(plan, program, step, reading, conditions)
     lines = _loop(place, step.chunks) if step.chunks else _launch(place)
+    lines = [*_wait(place), *lines]
     opening = f"if ({conditions.text(step.when)}) {{" if step.when else ""
     if scopes := scopes_of(plan.options):
         opening = opening or "{"
         name = scope_name(plan, program, step, index)
         lines = [*(f'const {s.cpp_class} {s.cpp}("{name}");' for s in scopes), *lines]
     return LaunchStep(step_comment(step, index), opening, tuple(lines))
+
+
+def _wait(place: _Place) -> Iterator[str]:
+    """A wait for rows that may come after the call, before a step that needs all at once."""
+    rows, step = place.program.arriving, place.step
+    if not rows or rows not in step.loads:
+        return
+    stated = definition(step.primitive).launch
+    if stated is None or all(field.origin is not Origin.ARRIVING for field in stated(step).fields):
+        yield f"check(kCell, {rows}_rows.wait(stream));"
 
 
 def _writing(name: str | None) -> str:
@@ -234,6 +245,9 @@ def _value(place: _Place, field: Field) -> str:
             return str(plan.layout.token_alignment)
         case Origin.MULTIPROCESSORS:
             return _SMS
+        case Origin.ARRIVING:
+            rows = place.program.arriving
+            return f"&{rows}_rows" if rows and rows in step.reads else ""
     raise ValueError(f"{field.origin.value} is of several fields")
 
 

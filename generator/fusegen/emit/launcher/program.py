@@ -45,6 +45,7 @@ class LaunchProgram:
         uses_sms: whether a launch asks how many multiprocessors there are.
         uses_io: whether anything asks for the module's own type.
         delays: whether states of delayed scaling move on.
+        arriving: argument whose rows may come after the call; empty where there is none.
         states: addresses of buffers that lie as rows of arguments.
         operands: contiguous, aligned arguments.
         conditions: names for those that are asked more than once.
@@ -67,6 +68,7 @@ class LaunchProgram:
     uses_sms: bool
     uses_io: bool
     delays: bool
+    arriving: str
     states: tuple[str, ...]
     operands: tuple[str, ...]
     conditions: tuple[str, ...]
@@ -149,6 +151,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         uses_sms="sms" in words,
         uses_io="io" in words,
         delays=any(keeps_history(step) for step in program.unmerged.steps),
+        arriving=program.arriving or "",
         states=states,
         operands=tuple(
             f"const auto {name}_dense = dense({name});"
@@ -225,7 +228,8 @@ def _parameters(plan: ModulePlan, program: Program, used: frozenset[str]) -> tup
     flags = (scalar("bool", flag) for flag in program.flags)
     attributes = plan.attributes_of(program)
     scalars = (scalar(_CPP_TYPE[a.type], a.name) for a in attributes)
-    return (*tensors, *flags, *scalars)
+    arrival = (f"int64_t {name}" for name in program.arrival)
+    return (*tensors, *flags, *scalars, *arrival)
 
 
 def _return_type(program: Program) -> str:

@@ -156,17 +156,19 @@ class _Printer:
             case (Program() as op, Start() as start, Wait() as wait):
                 yield self._scattered(op, start, wait, conditions)
                 return
-        (segment,) = together
-        yield self._line(segment, conditions)
+            case (Wait() as wait, Program() as op):
+                yield self._arriving(wait, op, conditions)
+            case (segment,):
+                yield self._line(segment, conditions)
         segments = self.direction.segments
-        place = segments.index(segment)
-        if not self.left or place + 1 == len(segments):
+        behind = segments.index(together[-1]) + 1
+        if not self.left or behind == len(segments):
             return
-        made = {name for each in segments[:place] for name in each.gives}
-        later = {name for each in segments[place + 1 :] for name in each.takes}
+        made = {name for each in segments[: behind - 1] for name in each.gives}
+        later = {name for each in segments[behind:] for name in each.takes}
         results = {result.buffer for result in self.plan.whole(self.direction).results}
         gone = ({*self.left} | made) - later - results
-        names = [name for name in segment.takes if name in gone]
+        names = [name for each in together for name in each.takes if name in gone]
         if names:
             yield f"del {', '.join(names)}"
 
@@ -218,6 +220,13 @@ class _Printer:
         words += self._dimensions(start)
         return f"{result} = _collectives.scattered_product({', '.join(words)})"
 
+    def _arriving(self, wait: Wait, op: Program, conditions: Conditions) -> str:
+        """An op that may begin before all rows of its first argument are there."""
+        targets = ", ".join(result.buffer for result in op.results)
+        targets = f"({targets})" if len(op.results) > 1 else targets
+        words = [wait.future, f"_{op.function}", *self._words(op, conditions)[1:]]
+        return f"{op.arriving}, {targets} = _collectives.call_as_they_arrive({', '.join(words)})"
+
     def _width(self, op: Program, result: str) -> str:
         """Columns of what an op gives, as its arguments tell them."""
         return f"width={self._size(op, self.plan.buffer(result).shape.dims[-1])}"
@@ -250,9 +259,13 @@ class _Printer:
         return f"{targets} = {call}" if targets else call
 
     def _product(self, program: Program, conditions: Conditions) -> str:
+        return f"_{program.function}({', '.join(self._words(program, conditions))})"
+
+    def _words(self, program: Program, conditions: Conditions) -> list[str]:
+        """Arguments of an op."""
         words = [self._value(argument.buffer, conditions) for argument in program.arguments]
-        words += [*program.flags, *(a.name for a in self.plan.attributes_of(program))]
-        return f"_{program.function}({', '.join(words)})"
+        scalars = (attribute.name for attribute in self.plan.attributes_of(program))
+        return [*words, *program.flags, *scalars]
 
     def _value(self, name: str, conditions: Conditions) -> str:
         """A buffer as a later segment takes it; an empty stand-in becomes None again."""
@@ -264,10 +277,15 @@ class _Printer:
 
 
 def _together(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
-    """Each segment; or an op that may have the rows of one rank at a time with what moves these."""
+    """Each segment; or an op that may have the rows of one rank at a time with what moves these, or
+    may begin before all are there with the wait for them.
+    """
     rest = [*segments]
     while rest:
         length = 3 if any(map(_by_rows, (ALL_GATHER, REDUCE_SCATTER), rest)) else 1
+        match rest:
+            case [Wait(), Program(arriving=rows), *_] if rows:
+                length = 2
         yield tuple(rest[:length])
         del rest[:length]
 

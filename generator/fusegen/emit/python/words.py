@@ -286,6 +286,7 @@ def _schema(plan: ModulePlan, program: Program, flags: tuple[str, ...], returns:
         for a in program.arguments
     ]
     scalars = [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes_of(program)]
+    scalars += [f"int {name}" for name in program.arrival]
     end = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
     return f"({', '.join((*tensors, *flags, *scalars))}) -> {end}"
 
@@ -331,7 +332,10 @@ def program_text(plan: ModulePlan, program: Program) -> ProgramText:
         arguments=tuple(tensor_text(plan, a) for a in program.arguments),
         unchanged=tuple(tensor_text(plan, a) for a in program.arguments if not a.mutated),
         flags=program.flags,
-        attributes=tuple(attribute_text(a) for a in plan.attributes_of(program)),
+        attributes=(
+            *(attribute_text(a) for a in plan.attributes_of(program)),
+            *(AttributeText(name, "int", "0") for name in program.arrival),
+        ),
         mutated=len(program.mutated),
         results=results,
         returns=return_annotation(result.annotation for result in results),

@@ -230,6 +230,8 @@ def _program(plan: ModulePlan, program: Program) -> Iterator[str]:
         results = ", ".join(dict.fromkeys(name for _, name in plan.gradients))
     changed = f", changes {', '.join(program.mutated)}" if not results else ""
     called = _under(program.when)
+    if program.arriving:
+        called += f", begins before all rows of {program.arriving} are there if asked"
     yield f"{program.function} ({arguments}) -> {results or 'nothing'}{changed}{called}"
     yield from _table(
         r for i, s in enumerate(program.steps, 1) for r in step_rows(plan, program, s, i)

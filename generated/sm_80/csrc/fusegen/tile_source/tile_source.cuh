@@ -12,8 +12,10 @@
 
 namespace fusegen {
 
-// `Config` has tile_m, tile_n and cluster, the number of CTAs that compute neighbouring tiles.
-template <Gemm kind, class Config>
-using TileSource = std::conditional_t<kind == Gemm::wgrad, KWalk<Config>, RowWalk<kind, Config>>;
+// `Config` has tile_m, tile_n and cluster, the number of CTAs that compute neighbouring tiles. Where
+// rows are tokens, `Part` says which of them.
+template <Gemm kind, class Config, class Part = AllBlocks>
+using TileSource =
+    std::conditional_t<kind == Gemm::wgrad, KWalk<Config>, RowWalk<kind, Config, Part>>;
 
 }  // namespace fusegen

@@ -104,6 +104,10 @@ inline constexpr int kBoxesOfB = kind == Gemm::fprop ? 2 : Config::tile_n / 64;
 template <class Config, Gather gather>
 using Tiles = std::conditional_t<gather == Gather::b, Transposed<Config>, Config>;
 
+// Rows that are gathered may arrive in two parts.
+template <class Config, Gather gather>
+using PartOf = std::conditional_t<gather == Gather::a, BlocksOfSlots<Config::tile_m>, AllBlocks>;
+
 // 16-bit operands.
 template <Gemm kind, class Element, class Config, Store store, Gather gather = Gather::none>
 struct Traits
@@ -114,7 +118,7 @@ struct Traits
   static constexpr int kGatherWarps = gather == Gather::none ? 0 : kind == Gemm::wgrad ? 2 : 1;
   using Walk = Walker<kind, Tiles<Config, gather>>;
   using Source = std::conditional_t<gather == Gather::b, AcrossWalk<Tiles<Config, gather>>,
-                                    TileSource<kind, Tiles<Config, gather>>>;
+                                    TileSource<kind, Config, PartOf<Config, gather>>>;
   static_assert(kind == Gemm::fprop || !is_gated(store));
   static_assert(gather != Gather::b || kind == Gemm::wgrad, "weights are not gathered");
   using Coordinates = std::conditional_t<is_gated(store), GatedCoordinates<Config::tile_n / 2>,

@@ -23,17 +23,20 @@
 #include "fusegen/load/async.mma.cuh"
 #include "fusegen/load/ring.sm90.cuh"
 #include "fusegen/mainloop/wgmma.sm90.cuh"
+#include "fusegen/tile_source/blocks_of_slots.cuh"
 #include "fusegen/tile_source/tile.cuh"
 
 namespace fusegen {
 
-// A matrix of 16-bit elements, [tokens / choices, columns], and the slot of each row.
+// A matrix of 16-bit elements, [tokens / choices, columns], and the slot of each row. Where rows are
+// those of the result, of which of them.
 struct GatheredRows {
   const uint8_t* from;
   const int32_t* row_slot;
   uint32_t slots;
   uint32_t columns;
   Divisor choices;
+  SlotRange of = {};
 
   // Of a row that is there; what is no slot is beyond all slots.
   __device__ uint32_t slot(int32_t row) const { return uint32_t(__ldg(row_slot + row)); }
@@ -254,6 +257,15 @@ class GatherLoader {
 // What the warps run that gather.
 struct Gathered {
   const GatheredRows& rows;
+
+  template <class T>
+  __device__ typename T::Source source(const typename T::Walk& walk, const Control<T>& control) const {
+    if constexpr (T::kKind == Gemm::wgrad) {
+      return {walk, control.order};
+    } else {
+      return {walk, control.order, {rows.row_slot, rows.of}};
+    }
+  }
 
   template <class T, class Control>
   __device__ void run(uint8_t* shared, Control& control, uint32_t warp, uint32_t lane) const {

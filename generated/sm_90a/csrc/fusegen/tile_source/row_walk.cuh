@@ -3,19 +3,21 @@
 // The walk reads `group_sizes` 32 groups a step: a warp-wide prefix sum gives every group its first
 // token and first tile, and the chunk stays in registers until the walk, which only moves forward,
 // leaves it: E / 32 steps in all. Where rows that no group has come out zero, a pseudo-group after
-// the last one owns them: its tiles have a contraction of length 0.
+// the last one owns them: its tiles have a contraction of length 0. A walk may be through a part of every
+// group's row blocks.
 #pragma once
 
 #include <cstdint>
 
 #include "fusegen/gemm/gemm.h"
+#include "fusegen/tile_source/blocks_of_slots.cuh"
 #include "fusegen/tile_source/tile.cuh"
 #include "fusegen/tile_source/walker.cuh"
 
 namespace fusegen {
 
 // Groups in order. Every method needs all 32 lanes of the warp.
-template <Gemm kind, class Config>
+template <Gemm kind, class Config, class Part = AllBlocks>
 class RowWalk : Walker<kind, Config> {
   static_assert(kind != Gemm::wgrad);
   using Base = Walker<kind, Config>;
@@ -30,7 +32,8 @@ class RowWalk : Walker<kind, Config> {
     __device__ void sort(const Base&, void*) {}
   };
 
-  __device__ RowWalk(const Base& base, const Order&) : Base(base), step_(base.cluster) {
+  __device__ RowWalk(const Base& base, const Order&, const Part& part = {})
+      : Base(base), part_(part), step_(base.cluster) {
     load_chunk();
   }
 
@@ -46,17 +49,25 @@ class RowWalk : Walker<kind, Config> {
     const int owner = __ffs(__ballot_sync(kAll, offset < steps_end_)) - 1;
     const uint32_t end = __shfl_sync(kAll, end_, owner);
     const uint32_t tokens = __shfl_sync(kAll, tokens_, owner);
-    const uint32_t first = steps_end_ - Base::steps(tokens_, this->columns());
+    const uint32_t first = steps_end_ - own_steps();
     const uint32_t local = offset - __shfl_sync(kAll, first, owner);
     step_ += this->clusters;
     const uint32_t group = chunk_ + owner;
     const uint32_t weight_k = kind == Gemm::fprop ? shape.k : shape.n;
-    return this->tile(group, end - tokens, tokens, tokens,
-                      group < uint32_t(shape.groups) ? weight_k : 0, local);
+    const uint32_t rows = Part::kAll ? tokens : __shfl_sync(kAll, part_.rows(tokens_), owner);
+    Tile tile = this->tile(group, end - tokens, tokens, rows,
+                           group < uint32_t(shape.groups) ? weight_k : 0, local);
+    part_.place(tile, owner);
+    return tile;
   }
 
  private:
   __device__ uint32_t owners() const { return shape.owners; }
+
+  // Of this lane's group.
+  __device__ uint32_t own_steps() const {
+    return Base::steps(part_.rows(tokens_), this->columns());
+  }
 
   // The pseudo-group asks for all T and gets what is left. Sums saturate at T <= 2^30, which
   // keeps them in 32 bits and is associative.
@@ -74,7 +85,8 @@ class RowWalk : Walker<kind, Config> {
     end_ = min(chunk_token_ + end, limit);
     const uint32_t before = __shfl_up_sync(kAll, end_, 1);
     tokens_ = end_ - (lane == 0 ? chunk_token_ : before);
-    steps_end_ = Base::steps(tokens_, this->columns());
+    part_.find(end_ - tokens_, tokens_);
+    steps_end_ = own_steps();
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const uint32_t sum = __shfl_up_sync(kAll, steps_end_, distance);
@@ -82,6 +94,7 @@ class RowWalk : Walker<kind, Config> {
     }
   }
 
+  Part part_;
   uint32_t step_;
   uint32_t chunk_ = 0;        // first group of the chunk in registers
   uint32_t chunk_token_ = 0;  // its first token

@@ -31,6 +31,11 @@ namespace fusegen {
 // Of a kernel that gathers nothing.
 struct NothingGathered {
   template <class T>
+  __device__ typename T::Source source(const typename T::Walk& walk, const Control<T>& control) const {
+    return {walk, control.order};
+  }
+
+  template <class T>
   __device__ void run(uint8_t*, Control<T>&, uint32_t, uint32_t) const {}
 };
 
@@ -50,7 +55,7 @@ __device__ void load_and_find(const Cta<T>& cta, const Loader& loader,
     loader.run(cta.shared, control.stages, control.ring, columns, cta.rank);
     let_next_kernel_start();
   } else if (cta.warp == 1) {
-    write_tiles(typename T::Source(walk, control.order), control.ring, cta.lane);
+    write_tiles(gathered.template source<T>(walk, control), control.ring, cta.lane);
   } else if (cta.warp >= 2) {
     gathered.template run<T>(cta.shared, control, cta.warp - 2, cta.lane);
   }

@@ -46,12 +46,34 @@ inline Status check_arguments(const GatheredGemmArguments& in) {
   if (in.choices < 1 || in.choices > kMostTokens) {
     return {kInvalid, "gathered rows: 1 <= choices <= 2^30"};
   }
+  if (in.arriving != nullptr && !in.arriving->is_all()) {
+    const int64_t first = in.arriving->first, end = in.arriving->end;
+    if (first < 0 || end < first || end > gemm.tokens / in.choices) {
+      return {kInvalid, "arriving rows: 0 <= first <= end <= tokens"};
+    }
+  }
   constexpr int64_t kMostPlaces = (int64_t(1) << 32) - 1;
   const int64_t longest = gemm.n > gemm.k ? gemm.n : gemm.k;
   if (gemm.tokens / in.choices * (longest / kRowAlignment) >= kMostPlaces) {
     return {kInvalid, "gathered rows: less than 64 GiB of tokens"};
   }
   return {};
+}
+
+// Launches a GEMM for the rows of all slots. Where tokens arrive, `stream` has the row blocks of those that
+// are there, and the stream that brings the others has the rest: as no tile is of both, the second launch
+// need not wait for the first one, and takes its multiprocessors one after the other.
+template <class Launch>
+Status launch_as_they_arrive(const GatheredGemmArguments& in, Stream& stream, const Launch& launch) {
+  Arriving& arriving = *in.arriving;
+  SlotRange there{uint32_t(arriving.first * in.choices), uint32_t(arriving.end * in.choices), true};
+  Stream bringing{arriving.bringing};
+  Status status = go_behind(bringing.handle, stream.handle);
+  if (status.ok()) status = launch(there, stream);
+  there.inside = false;
+  if (status.ok()) status = launch(there, bringing);
+  if (status.ok()) status = arriving.wait(stream);
+  return status;
 }
 
 // Internal linkage: see launch_gemm.
@@ -67,14 +89,21 @@ static Status launch_gathered_gemm(const GatheredGemmArguments& in, Stream& stre
   if (Status status = encode<kind, Element, Element, T>(gemm, &told); !status.ok()) return status;
   constexpr bool kIsX = gather == Gather::b || kind == Gemm::fprop;
   constexpr bool kIsA = gather == Gather::a;
-  const GatheredRows rows{static_cast<const uint8_t*>(kIsA ? gemm.a : gemm.b),
-                          static_cast<const int32_t*>(in.row_slot), uint32_t(gemm.tokens),
-                          uint32_t(kIsX ? gemm.k : gemm.n), Divisor(uint32_t(in.choices))};
+  GatheredRows rows{static_cast<const uint8_t*>(kIsA ? gemm.a : gemm.b),
+                    static_cast<const int32_t*>(in.row_slot), uint32_t(gemm.tokens),
+                    uint32_t(kIsX ? gemm.k : gemm.n), Divisor(uint32_t(in.choices))};
   static std::atomic<uint64_t> shared_memory_allowed{0};
-  return launch_cta<kind, T, Tiles<Config, gather>, CUtensorMap, GatheredRows, CUtensorMap,
-                    Bias<Element>, Epilogue<Change, store>>(
-      &gathering_gemm<kind, Element, Config, store, gather, Change>, shared_memory_allowed, gemm,
-      stream, kIsA ? told.b : told.a, rows, told.d, bias_of<Element>(gemm), told.epilogue);
+  const auto launch = [&](const SlotRange& of, Stream& into) {
+    rows.of = of;
+    return launch_cta<kind, T, Tiles<Config, gather>, CUtensorMap, GatheredRows, CUtensorMap,
+                      Bias<Element>, Epilogue<Change, store>>(
+        &gathering_gemm<kind, Element, Config, store, gather, Change>, shared_memory_allowed, gemm,
+        into, kIsA ? told.b : told.a, rows, told.d, bias_of<Element>(gemm), told.epilogue);
+  };
+  if (in.arriving == nullptr || in.arriving->is_all()) return launch({}, stream);
+  if (kind != Gemm::wgrad) return launch_as_they_arrive(in, stream, launch);
+  if (Status status = in.arriving->wait(stream); !status.ok()) return status;
+  return launch({}, stream);
 }
 
 }  // namespace fusegen

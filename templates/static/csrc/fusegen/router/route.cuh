@@ -197,6 +197,31 @@ __device__ __forceinline__ Column of_sequences(const RouteArguments& in, int exp
   return own;
 }
 
+// How often an expert was chosen in every so-many-th part, and its shares there, added up in order. What
+// several parts have is under way together: a loop that may end behind any waits for each.
+__device__ __forceinline__ void add_parts(const RouteArguments& in, int expert, int first, int step,
+                                          unsigned& count, float& share) {
+  constexpr int kAtOnce = 12;
+  const int experts = int(in.experts), parts = int(in.parts);
+  const auto* const chosen = static_cast<const unsigned*>(in.chosen) + expert;
+  const float* const sums = in.sums + expert;
+  for (int part = first; part < parts; part += kAtOnce * step) {
+    unsigned counts[kAtOnce];
+    float shares[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int other = part + i * step;
+      counts[i] = other < parts ? __ldcg(chosen + other * experts) : 0;
+      shares[i] = other < parts ? __ldcg(sums + other * (experts + 1)) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      count += counts[i];
+      share += shares[i];
+    }
+  }
+}
+
 // Threads of a column add up every so-many-th part of it, and one of them what they have; where there
 // are several sequences, every so-many-th of these.
 static __global__ void __launch_bounds__(kSumThreads, 1)
@@ -211,7 +236,6 @@ static __global__ void __launch_bounds__(kSumThreads, 1)
   const int teams = kSumThreads / experts;  // of as many threads as there are experts
   const int expert = thread % experts, team = thread / experts;
   const bool several = in.sequences > 1;
-  const auto* const chosen = static_cast<const unsigned*>(in.chosen);
   float share = 0.0f;  // or loss, of several
   unsigned count = 0;
   if (several && team < teams) {
@@ -219,11 +243,7 @@ static __global__ void __launch_bounds__(kSumThreads, 1)
     share = own.loss;
     count = own.count;
   } else if (team < teams) {
-#pragma unroll 4
-    for (int part = team; part < parts; part += teams) {
-      count += chosen[int64_t(part) * experts + expert];
-      share += in.sums[int64_t(part) * (experts + 1) + expert];
-    }
+    add_parts(in, expert, team, teams, count, share);
   }
   shares[thread] = share;
   counts[thread] = count;

@@ -31,24 +31,23 @@ static __global__ void __launch_bounds__(kTeamThreads, 6)
   const int64_t token = teams.token();
   if (token >= in.tokens) return;
   const auto choices = int32_t(in.choices);
-  const auto* const places = static_cast<const int32_t*>(in.slot_row) + token * choices;
+  const Map slot_row{static_cast<const int32_t*>(in.slot_row) + token * choices, uint32_t(in.rows)};
   const auto* const y = static_cast<const uint4*>(in.y);
   const auto* const add = static_cast<const uint4*>(in.add);
   auto* const x = static_cast<uint4*>(in.x) + token * teams.vectors;
   for (int64_t vector = teams.lane(); vector < teams.vectors; vector += teams.size) {
     float sums[row::kVector] = {};
     for (int32_t choice = 0; choice < choices; choice += kRowsAtOnce) {
-      int32_t found[kRowsAtOnce];
+      int32_t rows[kRowsAtOnce];
       uint4 loaded[kRowsAtOnce];
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) {
-        found[i] = choice + i < choices ? __ldg(places + choice + i) : -1;
+        rows[i] = choice + i < choices ? int32_t(slot_row.row(choice + i)) : -1;
       }
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) {
         loaded[i] = make_uint4(0, 0, 0, 0);
-        const bool is_row = uint32_t(found[i]) < uint32_t(in.rows);
-        if (is_row) loaded[i] = __ldcs(y + found[i] * teams.vectors + vector);  // only this once
+        if (rows[i] >= 0) loaded[i] = __ldcs(y + rows[i] * teams.vectors + vector);  // only this once
       }
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) add_vector<Element>(sums, loaded[i]);
