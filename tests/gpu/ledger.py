@@ -4,7 +4,7 @@
     python tests/gpu/ledger.py build [--jobs N] [BUNDLE...]  generate the further bundles and build
     python tests/gpu/ledger.py test [BUNDLE...]   run the tests of all bundles, several at a time
     python tests/gpu/ledger.py sanitize [BUNDLE...]  run all kernels under compute-sanitizer
-    python tests/gpu/ledger.py record             write what both found into the ledger
+    python tests/gpu/ledger.py record [--untested-memory]  write what both found into the ledger
     python tests/gpu/ledger.py report             current, stale or never ran, per bundle
     python tests/gpu/ledger.py check              exit code 1 if anything that ran is stale
     python tests/gpu/ledger.py readme             write the support matrix of README.md
@@ -12,7 +12,8 @@
 
 The steps may run on different machines: `build` needs the generator and nvcc, the next two need a
 GPU and what `build` left in `generated/*/lib`, `build/evidence` and `build/written`; what they
-find lies in `build/gpu`, where `record` reads it.
+find lies in `build/gpu`, where `record` reads it; asked to, it takes tests of bundles that
+`sanitize` has not seen, and the ledger says so.
 
 There are the committed bundles and two further ones of each architecture, which no user has but
 whoever asks for their cells: every option, usual combinations of options and every activation
@@ -291,8 +292,11 @@ def build(jobs: int | None = None, wanted: Sequence[str] = ()) -> int:
     return 0
 
 
-def record() -> int:
+def record(*, untested_memory: bool = False) -> int:
     """Write what tests and sanitizer found into the ledger; other bundles stay as they were.
+
+    Args:
+        untested_memory: tests alone are enough of a bundle that the sanitizer has not seen.
 
     Raises:
         LedgerError: one of the two did not end, saw other sources or ran on another GPU; none ran.
@@ -301,7 +305,11 @@ def record() -> int:
     said: dict[Path, dict[str, Any]] = {}
     every = (*bundles.compiled_bundles(), *bundles.further_bundles())
     for folder in filter(steps.ran, every):
-        tested, sanitized = steps.found_in("test", folder), steps.found_in("sanitize", folder)
+        tested = steps.found_in("test", folder)
+        if untested_memory and not steps.has_found("sanitize", folder):
+            sanitized = {**tested, "said": {"sanitizer": "not run"}}
+        else:
+            sanitized = steps.found_in("sanitize", folder)
         on, beside = tested["machine"], sanitized["machine"]
         if {**on, "date": ""} != {**beside, "date": ""}:
             raise LedgerError(f"{folder}: tested on {on}, sanitized on {beside}; repeat one there")
@@ -377,9 +385,10 @@ def main(words: list[str] | None = None) -> int:
     on_gpu = {"test": test, "sanitize": sanitize}
     for verb in on_gpu:
         verbs.add_parser(verb).add_argument("bundle", nargs="*", help='such as "sm_90a evidence"')
-    plain = {"record": record, "report": report, "check": check}
+    plain = {"report": report, "check": check}
     for verb in plain:
         verbs.add_parser(verb)
+    verbs.add_parser("record").add_argument("--untested-memory", action="store_true")
     verbs.add_parser("readme").add_argument("--check", action="store_true")
     arguments = parser.parse_args(words)
     try:
@@ -391,6 +400,8 @@ def main(words: list[str] | None = None) -> int:
             if arguments.check:
                 report()
             return write_readme(only_check=arguments.check)
+        if arguments.verb == "record":
+            return record(untested_memory=arguments.untested_memory)
         if arguments.verb in on_gpu:
             return on_gpu[arguments.verb](arguments.bundle)
         return plain[arguments.verb]()

@@ -138,7 +138,12 @@ def keep(step: str, folder: Path, said: Mapping[str, Any]) -> None:
 
 def ran(folder: Path) -> bool:
     """Whether a step said anything of a bundle."""
-    return any(_kept(step, folder).exists() for step in ("test", "sanitize"))
+    return any(has_found(step, folder) for step in ("test", "sanitize"))
+
+
+def has_found(step: str, folder: Path) -> bool:
+    """Whether a step ended on a bundle, whatever lies here now."""
+    return _kept(step, folder).exists()
 
 
 def found_in(step: str, folder: Path) -> dict[str, Any]:
@@ -148,7 +153,7 @@ def found_in(step: str, folder: Path) -> dict[str, Any]:
         LedgerError: it did not end, or saw no unit as it lies here.
     """
     path = _kept(step, folder)
-    if not path.exists():
+    if not has_found(step, folder):
         raise LedgerError(f"{path}: missing; run: {LEDGER} {step}")
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     if found["units"].items().isdisjoint(hash_units(folder).items()):

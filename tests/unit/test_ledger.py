@@ -481,6 +481,25 @@ def test_what_did_not_run_again_stays_known(
     assert choices.counts({}) == ({}, {})
 
 
+def test_what_no_sanitizer_saw_is_recorded_as_such_where_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    committed, other = repository(tmp_path, monkeypatch), further(tmp_path)
+    write(committed, {"README.md": "", "fusegen.lock": json.dumps({"files": {}})})
+    found(monkeypatch, committed, other)
+    (steps.FOUND / "sm_90a_evidence.sanitize.json").unlink()
+    assert ledger.main(["record"]) == 1
+    assert "sm_90a_evidence.sanitize.json: missing" in capsys.readouterr().err
+    assert ledger.main(["record", "--untested-memory"]) == 0
+    entries = ledger.load()
+    said = {key: {e.sanitizer for e in entries[key].values()} for key in entries}
+    assert said == {"sm_90a": {"memcheck clean"}, "sm_90a evidence": {"not run"}}
+    assert ledger.main(["check"]) == 0
+    (steps.FOUND / "sm_90a_evidence.test.json").unlink()
+    (steps.FOUND / "sm_90a.test.json").unlink()
+    assert ledger.main(["record", "--untested-memory"]) == 1, "tests are needed in any case"
+
+
 def test_bundles_are_told_apart_by_their_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
