@@ -158,6 +158,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("what came first was taken for what comes later")
 totals = []
+broken = _overlap.Gathering(sent[0], here)
 for rows, arrive in zip(sent, arriving):
     every = rows.new_empty(ranks * len(rows), 64)
     dist.all_gather_into_tensor(every, rows)
@@ -165,6 +166,23 @@ for rows, arrive in zip(sent, arriving):
     totals.append(every.float().unflatten(0, (ranks, -1)).sum(0).bfloat16())
 for total, add_up in zip(totals, adding):
     assert torch.equal(add_up(), total)
+found = []
+
+
+def fail(every, first, end, stream):
+    found.append((every, first, end))
+    raise ValueError("an op that fails")
+
+
+try:
+    broken.arriving(fail)
+except ValueError as error:
+    assert "an op that fails" in str(error)
+else:
+    raise AssertionError("an op failed, and nobody knew")
+((every, first, end),) = found
+assert torch.equal(every[first:end], sent[0]) and (first, end) == (8 * rank, 8 * rank + 8)
+assert torch.equal(_overlap.Gathering(sent[0], here)(), every), "nothing else goes on after it"
 if device == "cuda":
     x = random(sizes(64)[0], 64)
     tensor_parallel.overlap()
