@@ -419,7 +419,7 @@ def test_copies_are_gathered_as_kernels_have_them(arch: str, tmp_path: Path) -> 
 
 
 def test_ops_that_may_begin_early_are_one_graph(tmp_path: Path) -> None:
-    """Those whose GEMMs gather rows of tokens, as a GPU has them: where compilers trace, all wait."""
+    """Those whose GEMMs gather rows of tokens, as a GPU has them; traced ones wait for all."""
     cases = [each for each in CASES if each.split == "expert" and each.recipe == "bf16"]
     assert any(case.compiled for case in cases)
     place = Place(generate("sm_90a", tmp_path, cases))
