@@ -281,3 +281,16 @@ def test_sums_that_no_thread_has_registers_for_are_not_fused() -> None:
     )
     assert [s.primitive for s in rowwise.forward.steps][-2:] == ["gemm", "pointwise"]
     assert block.forward.steps[-1].primitive == "gemm_pointwise"
+
+
+@pytest.mark.parametrize("word", ["expert_parallel", "tensor_sequence_parallel"])
+def test_ops_begin_early_whose_gemms_gather_rows(word: str) -> None:
+    """In each direction the first of what comes in and is multiplied row by row, and no other."""
+
+    def arriving(arch: str, recipe: str) -> list[str]:
+        plan = plan_of(arch, Cell("moe_layer", recipe, (word,)))
+        ops = (op for each in plan.directions for op in each.programs)
+        return [op.arriving for op in ops if op.arriving]
+
+    assert arriving("sm_90a", "bf16") == ["x_all", "dy_all"]
+    assert arriving("cpu", "bf16") == arriving("sm_90a", "fp8_block") == []
