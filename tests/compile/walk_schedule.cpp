@@ -19,6 +19,7 @@
 #include <numeric>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "fiber.h"
@@ -519,8 +520,8 @@ size_t check_in_parts(const Case& in) {
       const fusegen::BlocksOfSlots<Config::tile_m> part(slots.data(), of);
       const Walked walked = walk<kind, Config>(in, coverage.total(), part);
       if (!check_walk(expected, walked, coverage)) return tiles;
+      if (first == end) continue;  // of no slots: all are the others
       for (const std::vector<Tiles>& ranks : walked) {
-        if (first == end) continue;  // of no slots: all are the others
         for (const Tiles& each : ranks) {
           for (const Tile& tile : each) check_part<Config>(tile, slots, of);
         }

@@ -45,7 +45,7 @@ class LaunchProgram:
         uses_sms: whether a launch asks how many multiprocessors there are.
         uses_io: whether anything asks for the module's own type.
         delays: whether states of delayed scaling move on.
-        arriving: argument whose rows may come after the call; empty where there is none.
+        arriving: argument whose rows may come after the call; None where there is none.
         states: addresses of buffers that lie as rows of arguments.
         operands: contiguous, aligned arguments.
         conditions: names for those that are asked more than once.
@@ -68,7 +68,7 @@ class LaunchProgram:
     uses_sms: bool
     uses_io: bool
     delays: bool
-    arriving: str
+    arriving: str | None
     states: tuple[str, ...]
     operands: tuple[str, ...]
     conditions: tuple[str, ...]
@@ -151,7 +151,7 @@ def _launch_program(plan: ModulePlan, program: Program) -> LaunchProgram:
         uses_sms="sms" in words,
         uses_io="io" in words,
         delays=any(keeps_history(step) for step in program.unmerged.steps),
-        arriving=program.arriving or "",
+        arriving=program.arriving,
         states=states,
         operands=tuple(
             f"const auto {name}_dense = dense({name});"
