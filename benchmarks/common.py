@@ -391,13 +391,6 @@ def gpu_environment() -> dict[str, Any]:
     }
 
 
-def gpu_count() -> int:
-    """How many GPUs the machine has."""
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def contender(cell: str) -> str:
     """What a cell of ours is called beside others: by recipe and choices; bf16 alone has none."""
     recipe = cell.partition("__")[2]

@@ -1,7 +1,8 @@
 """Benchmarks of fusegen.
 
     python benchmarks/run.py grouped main_grad host mlp          on a machine with a GPU
-    python benchmarks/run.py ranks                               on a machine with two or more
+    python benchmarks/run.py ranks                               on two GPUs of a machine
+    python benchmarks/run.py ranks_of_4                          on four
     python benchmarks/run.py model --quick                       a smaller one, not recorded
     python benchmarks/run.py mlp --case "qwen3 zipf" --rounds 30  some cases, more of their rounds
     FUSEGEN_TEST_DEVICE=cpu python benchmarks/run.py mlp --quick does it run? on the reference
@@ -41,6 +42,7 @@ GPU = {
     "moe_ops": ("moe_ops", "moe_ops"),
     "moe_layer": ("moe_layer", "moe_layer"),
     "ranks": ("ranks", "ranks"),
+    "ranks_of_4": ("ranks", "ranks_of_4"),
     "router": ("router", "router"),
     "softmax": ("softmax", "softmax"),
     "mlp": ("mlp", "mlp"),
@@ -54,9 +56,10 @@ GPU = {
     "kernels_quantize_bench": ("kernels.run", "quantize_bench"),
 }
 CPU = {"generate": ("generation", "generate")}
-# Not among those that are run without a name: one wants another bundle beside ours, one two GPUs.
-ON_REQUEST = ("ranks", "revisions")
-ON_ALL_GPUS = ("ranks",)
+ON_SEVERAL = {"ranks": 2, "ranks_of_4": 4}
+"""How many GPUs they run on."""
+# Not among those that are run without a name: one wants another bundle beside ours.
+ON_REQUEST = (*ON_SEVERAL, "revisions")
 # What can be told to measure less.
 QUICK = (
     "grouped",
@@ -70,7 +73,7 @@ QUICK = (
     "dropout",
     "moe_ops",
     "moe_layer",
-    "ranks",
+    *ON_SEVERAL,
     "router",
     "softmax",
     "mlp",
@@ -106,8 +109,8 @@ def measure(
     facts = common.gpu_environment() if on_gpu else common.environment()
     with common.rounds_of(rounds or (common.QUICK_ROUNDS if quick else None)):
         rows = common.outcomes(benchmark(quick=True) if quick else benchmark(), cases)
-    if on_gpu and name in ON_ALL_GPUS:
-        facts["gpus"] = common.gpu_count()
+    if on_gpu and name in ON_SEVERAL:
+        facts["gpus"] = ON_SEVERAL[name]
     if on_gpu:
         facts["clocks_after"] = common.gpu_environment()["clocks"]
     result = common.result(name, rows, facts)

@@ -38,6 +38,7 @@ TITLES = {
     "moe_ops": "Around experts",
     "router": "Routers",
     "ranks": "Layers that ranks share",
+    "ranks_of_4": "Layers that four ranks share",
     "softmax": "Softmax and cross entropy",
     "host": "Host time of one call",
     "revisions": "The revision before",
@@ -108,6 +109,7 @@ NOTES = {
         "weights*: those of an expert MLP by FSDP2, in 16 bits or quantised. A rate counts what a "
         "rank receives."
     ),
+    "ranks_of_4": "As of two; all tokens of a linear layer are as many, and experts' of each rank.",
     "moe_layer": (
         "Plan of a routing, gather, expert MLP in bf16 and combine, forward and backward: T tokens "
         "of H columns, K of E experts each, I intermediate columns. torch's layer is compiled "

@@ -81,10 +81,11 @@ class OnCpu(_overlap.Memory):
                 assert time.monotonic() < until, f"waited for {op.value}, found {word.value}"
                 time.sleep(0)
 
-    def set(self, flag, value):
-        word = ctypes.c_uint32.from_address(flag)
-        assert word.value == 0, "a flag that nobody has taken back"
-        super().set(flag, value)
+    def set(self, flags, value):
+        for flag in flags:
+            word = ctypes.c_uint32.from_address(flag)
+            assert word.value == 0, "a flag that nobody has taken back"
+        super().set(flags, value)
 
 
 _overlap.Memory = OnCpu
@@ -163,7 +164,8 @@ for rows, arrive in zip(sent, arriving):
     every = rows.new_empty(ranks * len(rows), 64)
     dist.all_gather_into_tensor(every, rows)
     assert torch.equal(arrive(), every)
-    totals.append(every.float().unflatten(0, (ranks, -1)).sum(0).bfloat16())
+    parts = every.float().unflatten(0, (ranks, -1)).roll(-rank - 1, 0)  # this rank's are the last
+    totals.append(sum(parts[1:], parts[0]).bfloat16())
 for total, add_up in zip(totals, adding):
     assert torch.equal(add_up(), total)
 found = []
@@ -198,7 +200,7 @@ if device == "cuda":
                 torch.cuda._sleep(1_000_000)
             graph.replay()
             if replay % 10 == 0:
-                tensor_parallel.overlap(on=False)
+                tensor_parallel.overlap(on=not exact)
                 assert torch.equal(y, layer(x)), replay
                 tensor_parallel.overlap()
         fresh = torch.cuda.CUDAGraph()
@@ -251,7 +253,9 @@ for layer, rows, given in layers:
             found.append((y.detach(), *gradients))
         tensor_parallel.overlap(on=False)
         for one, other in zip(*found, strict=True):
-            assert one.isfinite().all() and torch.equal(one, other), type(layer)
+            # Other collectives round sums of more than two in between.
+            same = torch.equal(one, other) if ranks == 2 else torch.allclose(one, other, 0.1, 0.1)
+            assert one.isfinite().all() and same, type(layer)
 """
 
 
@@ -355,26 +359,29 @@ def test_waits_that_end_are_none_that_last(place: Place) -> None:
     name = load_bundle("overlap_marks", place.bundle)
     overlap = importlib.import_module(f"{name}._overlap")
     marks = overlap.Marks(3)
-    (_, waits, here), ((_, came, _), _) = marks.around(1, "here")
-    (_, _, there), _ = marks.around(1, "there")
+    ((_, waits, here), (_, same, beside)), ((_, came, _), _) = marks.around(1, ["here", "beside"])
+    assert same == waits
+    (((_, _, there),), _) = marks.around(1, ["there"])
     word, ended = (ctypes.c_uint32.from_address(each) for each in (waits, came))
     word.value = here
     for now in range(100):
         assert marks.overdue(now, 2) is None
         ended.value = now % 2
-    assert [marks.overdue(now, 2) for now in (100, 102, 103)] == [None] * 2 + [(1, "here")]
+    assert [marks.overdue(now, 2) for now in (100, 102, 103)] == [None] * 2 + ["here"]
+    word.value = beside  # the next of several waits, whose time begins here
+    assert [marks.overdue(now, 2) for now in (103, 105, 106)] == [None] * 2 + ["beside"]
     word.value, ended.value = there, 1
-    assert [marks.overdue(now, 2) for now in (104, 106, 107)] == [None] * 2 + [(1, "there")]
+    assert [marks.overdue(now, 2) for now in (107, 109, 110)] == [None] * 2 + ["there"]
     word.value = 0
     assert marks.overdue(1000, 2) is None
 
 
 def test_counts_are_added_up_exactly(place: Place) -> None:
     name = load_bundle("overlap_counts", place.bundle)
-    overlap = importlib.import_module(f"{name}._overlap")
+    add_rows = importlib.import_module(f"{name}._add_rows").add_rows
     odd = torch.tensor([2**24 + 1])
     for ranks in (2, 3, 4):
-        assert overlap._sum([odd] * ranks).equal(odd * ranks)
+        assert add_rows(torch.stack([odd] * (ranks - 1)), odd).equal(odd * ranks)
 
 
 def test_modules_of_several_collectives(place: Place, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -335,14 +336,16 @@ def generate(arch: str, out: Path, cases: Sequence[Case] = CASES) -> Path:
     return write_cells("fusegen", arch, out, sorted({*cells, PER_GROUP}))
 
 
-def run_cases(place: Place, folder: Path, cases: Sequence[Case] = CASES) -> dict[Case, Found]:
-    """What each rank found, of all cases in two processes."""
+def run_cases(
+    place: Place, folder: Path, cases: Sequence[Case] = CASES, ranks: int = RANKS
+) -> dict[Case, Found]:
+    """What each rank found, of all cases in as many processes."""
     words = [
         (c.module, c.recipe, c.split, c.options, c.sequence, c.bias, c.compiled, c.capacity)
         for c in cases
     ]
-    run_ranks(RANK, folder, place, json.dumps(words), ranks=RANKS)
-    found = (torch.load(folder / f"{rank}.pt") for rank in range(RANKS))
+    run_ranks(RANK, folder, place, json.dumps(words), ranks=ranks)
+    found = (torch.load(folder / f"{rank}.pt") for rank in range(ranks))
     return dict(zip(cases, map(list, zip(*found, strict=True)), strict=True))
 
 
@@ -361,12 +364,15 @@ def check(found: Found, case: Case) -> None:
     for name, whole in found[0]["whole"].items():
         alone = [each["alone"][name] for each in found]
         spread = [each["spread"][name] for each in found]
+        same: Callable[[torch.Tensor, torch.Tensor], bool] = torch.equal
         if name in added_up:
-            total = alone[0] + alone[1]
-            wanted = [*total.chunk(RANKS)] if case.sequence else [total] * RANKS
+            total, ranks = sum(alone[1:], alone[0]), len(found)
+            wanted = [*total.chunk(ranks)] if case.sequence else [total] * ranks
+            # Sums of more than two depend on an order, which is that of the collective.
+            same = same if ranks == 2 else partial(torch.allclose, rtol=5e-2, atol=5e-2)
         else:
             wanted = alone
-        assert all(map(torch.equal, spread, wanted)), f"{case}: {name}"
+        assert all(map(same, spread, wanted)), f"{case}: {name}"
         if case.split == "expert" and name not in added_up and case.recipe != "fp8_delayed":
             assert torch.equal(torch.cat(spread), whole), f"{case}: {name}"
         error = (joined(spread, whole).double() - whole.double()).norm()
@@ -379,9 +385,8 @@ def joined(spread: list[torch.Tensor], whole: torch.Tensor) -> torch.Tensor:
         return spread[0]
     shapes = zip(spread[0].shape, whole.shape, strict=True)
     axis = next(axis for axis, (own, every) in enumerate(shapes) if own != every)
-    side_by_side = torch.cat(spread, axis)
-    halves = [half for k in range(2) for half in (each.chunk(2, axis)[k] for each in spread)]
-    ways = (side_by_side, torch.cat(halves, axis))
+    halves = [half for k in (0, 1) for each in spread for half in each.chunk(2, axis)[k : k + 1]]
+    ways = (torch.cat(spread, axis), torch.cat(halves, axis))
     return min(ways, key=lambda way: float((way.double() - whole.double()).norm()))
 
 

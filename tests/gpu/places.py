@@ -16,10 +16,17 @@ from ..generated.ranks import Place
 
 PARTS = bundles.BUILD / "parts"
 GPUS = torch.cuda.device_count()
-NEEDS_TWO = pytest.mark.skipif(
-    bundles.DEVICE != "cpu" and GPUS < 2,
-    reason=f"needs two GPUs, one for each rank; torch sees {GPUS}",
-)
+
+
+def needs(count: int) -> pytest.MarkDecorator:
+    """Mark tests of as many ranks, each of which has a GPU of its own."""
+    return pytest.mark.skipif(
+        bundles.DEVICE != "cpu" and count > GPUS,
+        reason=f"needs {count} GPUs, one for each rank; torch sees {GPUS}",
+    )
+
+
+NEEDS_TWO = needs(2)
 
 
 def on_devices(bundle: Path) -> Place:

@@ -211,3 +211,21 @@ def test_replays_begin_with_rows_that_are_there(ranks: ModuleType, arrivals: Arr
             x.normal_()
             graph.replay()
             assert torch.equal(y, layer(x, probs=probs, ids=ids, counts=counts)), seed
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("terms", [1, 2, 3, 7])
+def test_rows_that_ranks_send_are_added_up_in_order(
+    ranks: ModuleType, terms: int, dtype: torch.dtype
+) -> None:
+    """Rounded once, from buffers that are further apart than their rows; of any number."""
+    add_rows = load_cell(ranks, "_add_rows").add_rows
+    for shape in ((0, 8), (3, 8), (257, 264), (5, 7), (4096, 520)):
+        count = torch.Size(shape).numel()
+        buffers = torch.randn(terms, count + 4096, device=DEVICE).to(dtype)
+        others, own = buffers[:, :count].view(terms, *shape), torch.randn(shape, device=DEVICE)
+        own = own.to(dtype)
+        total = others[0].float()
+        for each in (*others[1:], own):
+            total = total + each.float()
+        assert torch.equal(add_rows(others, own), total.to(dtype)), shape

@@ -246,7 +246,7 @@ class Direction:
             match each:
                 case Program():
                     found |= {r.buffer: r.when or each.when for r in each.results}
-                    found |= dict.fromkeys(each.filled, each.when)
+                    found |= {a.buffer: a.when or each.when for a in each.arguments if a.filled}
                 case Start():
                     operands[each.future] = each.operands
                 case Wait():

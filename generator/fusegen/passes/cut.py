@@ -37,8 +37,9 @@ from ..ir.segments import Collective, Start, Wait
 from ..ir.shapes import symbols
 from ..ir.step import Result, Step
 from ..steps import definition, is_gemm
-from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER
+from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER, SHARE
 from ..steps.gathered_gemm import multiplies_rows_of
+from ..steps.pointwise import POINTWISE
 from .draft import Draft, NotPossible
 from .freeing import best_way
 from .join_saved import MOST
@@ -76,7 +77,7 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
 
     if whole.name != "backward" or not all(each.outside for each in collectives):
         making = _Cut(draft, whole, dims)
-        segments = _by_rows(making, ops(making, _sums_of_rows(draft, whole)))
+        segments = _by_rows(making, ops(making, _between_rows(draft, whole)))
         return Direction(whole.name, _as_they_arrive(segments, whole.flags))
 
     def possible_cuts(backward: Program) -> Callable[[tuple[int, ...]], bool]:
@@ -117,16 +118,49 @@ def _as_they_arrive(segments: tuple[Segment, ...], flags: tuple[str, ...]) -> tu
     return tuple(marked)
 
 
-def _sums_of_rows(draft: Draft, whole: Program) -> tuple[int, ...]:
-    """The place of a last step that adds up rows for each token, where ranks scatter the sums."""
-    scattered = {n for c in draft.collectives if c.kind == REDUCE_SCATTER.name for n in c.operands}
-    last = enumerate(whole.steps[-1:], len(whole.steps) - 1)
-    return tuple(place for place, step in last if _adds_rows(step) and step.out in scattered)
+def _sends(collective: Collective) -> bool:
+    return collective.kind != SHARE.name
+
+
+def _between_rows(draft: Draft, whole: Program) -> tuple[int, ...]:
+    """Places that leave an op what it may do for the rows of one rank at a time: behind the first
+    product of rows that ranks gather, and before the last one, or sums of rows, that they scatter.
+    """
+    own = [each for each in draft.collectives if each.direction == whole.name and each.outside]
+    gathered = {n for c in own if c.kind == ALL_GATHER.name for n in c.results}
+    scattered = {n for c in own if c.kind == REDUCE_SCATTER.name for n in c.operands}
+    behind, last = _first_product(whole.steps), whole.steps[-1]
+    places = set()
+    if behind and whole.steps[0].input("a") in gathered:
+        places.add(behind)
+    if last.out in scattered and (_adds_rows(last) or _is_product(last)):
+        places.add(len(whole.steps) - 1)
+    return tuple(sorted(places - {0, len(whole.steps)}))
+
+
+def _first_product(steps: tuple[Step, ...]) -> int:
+    """How many steps are a product and elementwise ones of what they make; 0 where the first is
+    none.
+    """
+    if not _is_product(steps[0]):
+        return 0
+    made = {*steps[0].writes}
+    for place, step in enumerate(steps[1:], 1):
+        if step.primitive != POINTWISE.name or not made >= {*step.reads}:
+            return place
+        made |= {*step.writes}
+    return len(steps)
 
 
 def _adds_rows(step: Step) -> bool:
     kind = definition(step.primitive)
     return bool(kind.named) and {each.slot for each in step.inputs} == {kind.moves, kind.named}
+
+
+def _is_product(step: Step) -> bool:
+    """Whether a step multiplies rows, each by itself, and reads no others."""
+    product = is_gemm(step) and step.kind == GemmKind.FPROP.value and not step.copies
+    return product and {each.slot for each in step.inputs} <= _OF_A_PRODUCT
 
 
 _OF_A_PRODUCT = {"a", "b", "add"}
@@ -142,33 +176,39 @@ def _by_rows(making: _Cut, segments: tuple[Segment, ...]) -> tuple[Segment, ...]
     marked = list(segments)
     for place, three in enumerate(zip(segments, segments[1:], segments[2:], strict=False)):
         match three:
+            case (Program() as op, Start(kind=REDUCE_SCATTER.name) as start, Wait() as wait):
+                rows = _rows_of_last(op)
+                readers = [each for each in segments if not {*op.gives}.isdisjoint(each.takes)]
+                if rows and start.takes == op.gives and readers == [start] and wait.gives:
+                    marked[place] = making.of_any_rows(op, rows)
+                    marked[place + 1] = replace(start, by_rows=(rows,))
+    for place, three in enumerate(zip(marked, marked[1:], marked[2:], strict=False)):
+        match three:
             case (Start(kind=ALL_GATHER.name), Wait() as wait, Program() as op):
-                rows = _rows_of(op)
-                readers = [each for each in segments if rows in each.takes]
+                rows = making.products(op)
+                readers = [each for each in marked if rows in each.takes]
                 if wait.gives == (rows,) and readers == [op]:
                     marked[place] = replace(three[0], by_rows=(rows,))
                     marked[place + 2] = making.in_place(op)
-            case (Program() as op, Start(kind=REDUCE_SCATTER.name) as start, Wait() as wait):
-                rows = _rows_of(op)
-                readers = [each for each in segments if not {*op.gives}.isdisjoint(each.takes)]
-                if rows and start.takes == op.gives and readers == [start] and wait.gives:
-                    marked[place] = making.of_any_rows(op)
-                    marked[place + 1] = replace(start, by_rows=(rows,))
     return tuple(marked)
 
 
-def _rows_of(segment: Segment) -> str:
+def _rows_of_last(op: Program) -> str:
     """The argument that an op multiplies row by row, or that names what it adds up for each row, if
     that is all it does; empty otherwise.
     """
-    if not isinstance(segment, Program) or len(segment.steps) != 1:
+    step, *others = op.steps
+    if others or op.gives != (step.out,):
         return ""
-    (step,) = segment.steps
     if _adds_rows(step):
         return step.input(definition(step.primitive).named) or ""
-    product = is_gemm(step) and step.kind == GemmKind.FPROP.value and not step.copies
-    alone = segment.gives == (step.out,) and {each.slot for each in step.inputs} <= _OF_A_PRODUCT
-    return (step.input("a") or "") if product and alone else ""
+    return (step.input("a") or "") if _is_product(step) else ""
+
+
+def _called_alike(checks: Iterable[Check], before: Iterable[Check]) -> tuple[Check, ...]:
+    """Checks whose messages call tensors as others of the same do."""
+    known = {replace(each, called=None): each for each in before}
+    return tuple(known.get(each, each) for each in checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,27 +228,46 @@ class _Cut:
     dims: Dims
     made: dict[tuple[int, int, bool], Program | NotPossible] = field(default_factory=dict)
 
-    def in_place(self, op: Program) -> Program:
-        """An op of one step that writes its result into an argument."""
-        (step,) = op.steps
-        out = Argument(step.out, optional=False, mutated=True, filled=True)
-        step = replace(step, mutates=(step.out,))
-        arguments = (*op.arguments, out)
-        made = program(op.name, self.draft, (step,), arguments, op.flags, (), self.dims)
-        known = {(each.kind, each.tensor): each for each in op.checks}
-        checks = tuple(known.get((each.kind, each.tensor), each) for each in made.checks)
-        return replace(made, part=op.part, when=op.when, checks=checks)
+    def products(self, op: Program) -> str:
+        """The argument that an op multiplies row by row, if all that it does goes by such rows;
+        empty otherwise.
+        """
+        alike = all(self.draft.buffers[name].dtype is DType.IO for name in op.gives)
+        alone = alike and _first_product(op.steps) == len(op.steps)
+        return (op.steps[0].input("a") or "") if alone else ""
 
-    def of_any_rows(self, op: Program) -> Program:
-        """An op of one step that takes nothing that tells how many rows there are in all."""
+    def in_place(self, op: Program) -> Program:
+        """An op that writes its results into arguments; one that is not wanted is absent."""
+        given = {result.buffer: result.when for result in op.results}
+        outs = tuple(
+            Argument(name, optional=bool(when), when=when, mutated=True, filled=True)
+            for name, when in given.items()
+        )
+
+        def writing(step: Step) -> Step:
+            parts = tuple(map(writing, step.parts))
+            return replace(step, mutates=tuple(n for n in step.writes if n in given), parts=parts)
+
+        steps = tuple(map(writing, op.steps))
+        parts = tuple(part for step in steps for part in step.parts or (step,))
+        arguments = (*op.arguments, *outs)
+        made = program(op.name, self.draft, parts, arguments, op.flags, (), self.dims)
+        checks = _called_alike(made.checks, op.checks)
+        return replace(made, steps=steps, part=op.part, when=op.when, checks=checks)
+
+    def of_any_rows(self, op: Program, rows: str) -> Program:
+        """An op of one step that takes nothing that tells how many rows there are in all, and that
+        gives as many as another argument has.
+        """
         (step,) = op.steps
-        if not _adds_rows(step):
-            return op
         arguments = tuple(each for each in op.arguments if each.buffer in step.reads)
+        if _is_product(step):  # whose first argument says how many
+            arguments = tuple(sorted(arguments, key=lambda each: each.buffer != rows))
         made = program(op.name, self.draft, op.steps, arguments, op.flags, op.results, self.dims)
         tokens = symbols(self.draft.buffers[step.out].shape.flat[0])
-        checks = tuple(each for each in made.checks if tokens.isdisjoint(each.symbols))
-        return replace(made, part=op.part, when=op.when, checks=checks)
+        checks = (each for each in made.checks if tokens.isdisjoint(each.symbols))
+        called = _called_alike(checks, op.checks)
+        return replace(made, part=op.part, when=op.when, checks=called)
 
     def segments(
         self, collectives: list[Collective], further: tuple[int, ...], *, late: bool
@@ -235,15 +294,22 @@ class _Cut:
                 there |= {result.buffer: result.when or op.when for result in op.results}
                 yield op
             begin = place
-            starting = (each for each in collectives if places[each.future][0] == place)
+            starting = [each for each in collectives if places[each.future][0] == place]
             starts = {each.future: _start(each, there) for each in starting}
-            yield from starts.values()
             started |= starts
-            for each in (each for each in collectives if places[each.future][1] == place):
+            waiting = [each for each in collectives if places[each.future][1] == place]
+            for each in waiting:
                 when = started[each.future].when
                 pairs = zip(each.results, each.operands, strict=True)
                 there |= {name: there.get(operand, when) for name, operand in pairs}
-                yield Wait(each.future, each.results, when)
+            # What sends nothing stands before what an op may begin without.
+            for sends in (False, True):
+                yield from (starts[each.future] for each in starting if _sends(each) == sends)
+                yield from (
+                    Wait(each.future, each.results, started[each.future].when)
+                    for each in waiting
+                    if _sends(each) == sends
+                )
 
     def _place(self, collective: Collective, *, late: bool) -> tuple[int, int]:
         """The steps before which a collective is started and waited for."""

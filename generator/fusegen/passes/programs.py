@@ -365,13 +365,14 @@ def bind_dimensions(
 ) -> tuple[Binding, ...]:
     """Where each dimension is read: plain occurrences first, then multiples such as ``2 * D``.
 
-    An argument that is always there ends the list of candidates.
+    An argument that is always there ends the list of candidates.  What an op fills has the size
+    that others tell.
     """
     plain: dict[str, list[tuple[str, int | None, int]]] = {}
     multiple: dict[str, list[tuple[str, int | None, int]]] = {}
     certain = {argument.buffer for argument in arguments if not argument.optional}
     for argument in arguments:
-        if buffers[argument.buffer].optional:
+        if buffers[argument.buffer].optional or argument.filled:
             continue
         shape = buffers[argument.buffer].shape
         if shape.leading:

@@ -288,18 +288,18 @@ def overlap(
 def product_of_gathered(
     place: Place,
     sources: tuple[Tensor],
-    product: Callable[[Tensor, Tensor], object],
+    product: Callable[..., object],
     *,
-    width: int,
+    widths: tuple[int | None, ...],
     dims: int = 1,
-) -> Tensor:
+) -> tuple[Tensor | None, ...]:
     """What `product` writes for the rows of all ranks, in their order.
 
     Args:
         place: where they are gathered.
         sources: one, of the same shape on all ranks.
-        product: of any rows, each by itself, into a tensor of as many.
-        width: columns of it.
+        product: of any rows, each by itself, into tensors of as many.
+        widths: columns of each; None for one that is not wanted.
         dims: as of `start_all_gather`.
 
     Raises:
@@ -308,12 +308,12 @@ def product_of_gathered(
     (source,) = sources
     if not _overlaps(place, source):
         (every,) = wait(start_all_gather(place, sources, dims=dims))
-        out = _of_rows(every, width)
-        product(every, out)
-        return out
+        made = tuple(None if width is None else _of_rows(every, width) for width in widths)
+        product(every, *made)
+        return made
     _refuse_one_row(place, source, dims)
     with _named(place):
-        return _overlap.gathered(source.contiguous(), product, width, place)
+        return _overlap.gathered(source.contiguous(), product, widths, place)
 
 
 def scattered_product(

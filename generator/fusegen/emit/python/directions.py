@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ...ir.plan import ModulePlan
-from ...ir.program import Direction, Program, Segment
+from ...ir.program import Argument, Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
 from ...ir.shapes import Expr, Sym, substitute, symbols, to_python
 from ...steps.collectives import ALL_GATHER, REDUCE_SCATTER, CollectiveDef, collective
@@ -206,11 +206,14 @@ class _Printer:
     def _gathered(self, start: Start, op: Program, conditions: Conditions) -> str:
         """An op that may take the rows of one rank at a time, and what gathers them."""
         (rows,) = start.by_rows
-        (result,) = op.filled
-        product = f"lambda {rows}, {result}: {self._product(op, conditions)}"
-        words = [self._place(start), _tuple(start.operands), product, self._width(op, result)]
+        results = [each for each in op.arguments if each.filled]
+        names = ", ".join(each.buffer for each in results)
+        product = f"lambda {rows}, {names}: {self._product(op, conditions)}"
+        widths = [self._width(op, each, conditions) for each in results]
+        words = [self._place(start), _tuple(start.operands), product, f"widths={_tuple(widths)}"]
         words += self._dimensions(start)
-        return f"{result} = _collectives.product_of_gathered({', '.join(words)})"
+        targets = names if len(results) > 1 else f"{names},"
+        return f"{targets} = _collectives.product_of_gathered({', '.join(words)})"
 
     def _scattered(self, op: Program, start: Start, wait: Wait, conditions: Conditions) -> str:
         """An op that may be asked for the rows of one rank at a time, and what scatters them."""
@@ -227,9 +230,11 @@ class _Printer:
         words = [wait.future, f"_{op.function}", *self._words(op, conditions)[1:]]
         return f"{op.arriving}, {targets} = _collectives.call_as_they_arrive({', '.join(words)})"
 
-    def _width(self, op: Program, result: str) -> str:
-        """Columns of what an op gives, as its arguments tell them."""
-        return f"width={self._size(op, self.plan.buffer(result).shape.dims[-1])}"
+    def _width(self, op: Program, result: Argument, conditions: Conditions) -> str:
+        """Columns of what an op fills, as its arguments tell them; None where nobody asks for it."""
+        width = self._size(op, self.plan.buffer(result.buffer).shape.dims[-1])
+        asked = conditions.text(result.when)
+        return f"{width} if {asked} else None" if asked else width
 
     def _size(self, op: Program, size: Expr) -> str:
         """A size, as arguments of an op tell it."""
