@@ -288,18 +288,18 @@ def overlap(
 def product_of_gathered(
     place: Place,
     sources: tuple[Tensor],
-    product: Callable[[Tensor, Tensor], object],
+    product: Callable[..., object],
     *,
-    width: int,
+    widths: tuple[int | None, ...],
     dims: int = 1,
-) -> Tensor:
+) -> tuple[Tensor | None, ...]:
     """What `product` writes for the rows of all ranks, in their order.
 
     Args:
         place: where they are gathered.
         sources: one, of the same shape on all ranks.
-        product: of any rows, each by itself, into a tensor of as many.
-        width: columns of it.
+        product: of any rows, each by itself, into tensors of as many.
+        widths: columns of each; None for one that is not wanted.
         dims: as of `start_all_gather`.
 
     Raises:
@@ -308,12 +308,12 @@ def product_of_gathered(
     (source,) = sources
     if not _overlaps(place, source):
         (every,) = wait(start_all_gather(place, sources, dims=dims))
-        out = _of_rows(every, width)
-        product(every, out)
-        return out
+        made = tuple(None if width is None else _of_rows(every, width) for width in widths)
+        product(every, *made)
+        return made
     _refuse_one_row(place, source, dims)
     with _named(place):
-        return _overlap.gathered(source.contiguous(), product, width, place)
+        return _overlap.gathered(source.contiguous(), product, widths, place)
 
 
 def scattered_product(
@@ -403,6 +403,39 @@ def call_as_they_arrive(
         return every, op(every, *others, 0, 0, 0)
     with _named(pending.place):
         return pending.arriving.arriving(lambda every, *there: op(every, *others, *there))
+
+
+def product_as_they_arrive(
+    pending: Pending,
+    op: Callable[..., object],
+    others: tuple[Tensor | None, ...],
+    scalars: tuple[object, ...],
+    *,
+    widths: tuple[int | None, ...],
+) -> tuple[Any, ...]:
+    """The rows of all ranks, and what an op writes for them, this rank's own first.
+
+    Args:
+        pending: of an all-gather.
+        op: of any rows, each by itself; of others; into tensors of as many rows; and of scalars.
+        others: its further tensors, which have no such rows.
+        scalars: its last arguments.
+        widths: columns of what it writes; None for what is not wanted.
+
+    Raises:
+        RuntimeError: as `start_all_reduce`.
+    """
+
+    def product(rows: Tensor, *made: Tensor | None) -> None:
+        op(rows, *others, *made, *scalars)
+
+    if not isinstance(pending.arriving, _overlap.Gathering):
+        (every,) = wait(pending)
+        made = tuple(None if width is None else _of_rows(every, width) for width in widths)
+        product(every, *made)
+        return every, *made
+    with _named(pending.place):
+        return pending.arriving.products(product, widths)
 
 
 def require_same(place: Place, own: Tensor) -> None:

@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -31,16 +31,18 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
+from ._add_rows import add_rows
 from ._place import Place
 
 T = TypeVar("T")
 TURNS = 2  # buffers from each rank, taken in turn: one is filled while the other one is read
 FULL, FREE = 0, 1  # of flags: rows have come; there is room for rows
+WHAT = ("rows of", "room at")  # they tell, in words
 COPIES, PRODUCTS = 0, 1  # of streams
 ROOM = 1  # value of the latter
 _ROUND = 2**21  # bytes
 _VIEWS = 256  # of buffers, that are kept: numbers of tokens may differ from call to call
-WAITS, CAME = 0, 1  # of marks: the number of the place where a stream waits; a wait has ended
+WAITS, CAME = 0, 1  # of marks: the number of what a stream waits for; a wait has ended
 TIMEOUT = timedelta(minutes=10)  # NCCL's in PyTorch
 _LOOKS_S = 1.0  # seconds between them
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_32
@@ -58,27 +60,24 @@ class Marks:
     """What a rank's streams wait for: numbers in memory of the host, which they write.
 
     Args:
-        count: of flags that are waited for, each by one stream at a time.
+        count: of streams that may wait at a time.
     """
 
     def __init__(self, count: int) -> None:
         pinned = torch.cuda.is_available()
         self._marks = torch.zeros(2, count, dtype=torch.int32, device="cpu", pin_memory=pinned)
-        self._places: list[str] = []
+        self._waits: list[str] = []
         self._since: dict[int, tuple[int, float]] = {}
 
-    def around(self, index: int, place: str) -> tuple[Op, tuple[Op, Op]]:
-        """What a stream does before and after a wait for a flag, at a place in words."""
-        if place not in self._places:
-            self._places.append(place)
-        waits, came = (self._marks[each, index].data_ptr() for each in (WAITS, CAME))
-        return Op(WRITE, waits, 1 + self._places.index(place)), (
-            Op(WRITE, came, 1),
-            Op(WRITE, waits, 0),
-        )
+    def around(self, index: int, waits: Sequence[str]) -> tuple[tuple[Op, ...], tuple[Op, Op]]:
+        """What a stream does before each of several waits, given in words, and after the last."""
+        self._waits += [each for each in dict.fromkeys(waits) if each not in self._waits]
+        waiting, came = (self._marks[each, index].data_ptr() for each in (WAITS, CAME))
+        before = tuple(Op(WRITE, waiting, 1 + self._waits.index(each)) for each in waits)
+        return before, (Op(WRITE, came, 1), Op(WRITE, waiting, 0))
 
-    def overdue(self, now: float, limit_s: float) -> tuple[int, str] | None:
-        """The flag and the place of a wait that goes on since a look so many seconds ago.
+    def overdue(self, now: float, limit_s: float) -> str | None:
+        """A wait, in words, that goes on since a look so many seconds ago.
 
         It reads and writes memory of the host alone: no call of CUDA's, any of which may wait for
         the device, or end a capture.
@@ -87,11 +86,12 @@ class Marks:
             self._marks[CAME, index] = 0  # before WAITS is read: what comes later is seen next time
             self._since.pop(index, None)
         waits = {index: at for index, at in enumerate(self._marks[WAITS].tolist()) if at}
-        self._since = {index: self._since.get(index, (at, now)) for index, at in waits.items()}
-        for index, (at, since) in self._since.items():
-            if now - since > limit_s:
-                return index, self._places[at - 1]
-        return None
+        before, self._since = self._since, {}
+        for index, at in waits.items():
+            known, since = before.get(index, (at, now))
+            self._since[index] = (at, since if at == known else now)
+        late = (at for at, since in self._since.values() if now - since > limit_s)
+        return next((self._waits[at - 1] for at in late), None)
 
 
 class Memory:
@@ -100,14 +100,15 @@ class Memory:
     Attributes:
         rank, size: of this process in the group.
         capacity: bytes of a buffer.
-        buffers: of each rank, bytes [turns, senders, capacity].
+        buffers: of each rank, bytes [turns, senders, capacity]; these are those behind it in a
+            circle.
         flags: of each rank, int32 [2, turns, size]: FULL by sender, FREE by receiver.
         marks: of waits for this rank's flags.
     """
 
     def __init__(self, ranks: Any, capacity: int) -> None:
         self.rank, self.size, self.capacity = ranks.rank(), ranks.size(), capacity
-        self.buffers = self.everywhere(ranks, (TURNS, self.size, capacity), torch.uint8)
+        self.buffers = self.everywhere(ranks, (TURNS, self.size - 1, capacity), torch.uint8)
         self.flags = self.everywhere(ranks, (2, TURNS, self.size), torch.int32)
         self.flags[self.rank][FULL].zero_()
         self.flags[self.rank][FREE].fill_(ROOM)
@@ -154,24 +155,33 @@ class Memory:
         handle: int = self.streams[stream].cuda_stream
         return handle
 
-    def take(self, kind: int, turn: int, of: int, value: int, place: str) -> None:
-        """The current stream goes on once a flag of this rank has a value, and sets it to 0.
+    def take(self, kind: int, turn: int, of: tuple[int, ...], value: int, place: str) -> None:
+        """The current stream goes on once flags of this rank have a value, and sets them to 0.
+
+        All in one: a stream takes some 2 us to begin with such ops, and 1 for each.
 
         Args:
-            kind, turn, of: which flag.
+            kind, turn, of: which flags, one for each rank.
             value: that it waits for.
             place: where, in words.
         """
         self.do(*self._taking(kind, turn, of, value, place))
 
-    def _take(self, kind: int, turn: int, of: int, value: int, place: str) -> tuple[Op, ...]:
-        flag = self.flag(self.rank, kind, turn, of)
-        before, after = self.marks.around(self._index(kind, turn, of), place)
-        return before, Op(WAIT, flag, value), Op(WRITE, flag, 0), *after
+    def _take(
+        self, kind: int, turn: int, of: tuple[int, ...], value: int, place: str
+    ) -> tuple[Op, ...]:
+        flags = [self.flag(self.rank, kind, turn, each) for each in of]
+        words = [f"{place}\n{WHAT[kind]} rank {each}" for each in of]
+        before, after = self.marks.around(self._index(kind, turn, of[0]), words)
+        taking = (
+            (mark, Op(WAIT, flag, value), Op(WRITE, flag, 0))
+            for mark, flag in zip(before, flags, strict=True)
+        )
+        return *(op for each in taking for op in each), *after
 
-    def set(self, flag: int, value: int) -> None:
-        """The current stream sets a flag, for whoever then sees all that it has written."""
-        self.do(Op(WRITE, flag, value))
+    def set(self, flags: Sequence[int], value: int) -> None:
+        """The current stream sets flags, for whoever then sees all that it has written."""
+        self.do(*(Op(WRITE, flag, value) for flag in flags))
 
     def do(self, *ops: Op) -> None:
         """The current stream does them, one after the other."""
@@ -192,20 +202,27 @@ class Memory:
         late = self.marks.overdue(now, limit_s)
         if late is None:
             return ""
-        index, place = late
-        what = ("rows of", "room at")[index // (TURNS * self.size)]
+        place, awaited = late.split("\n")
         return (
             f"{place} failed on rank {self.rank} of {self.size}: overlap: its stream has waited "
-            f"more than {limit_s:g} s for {what} rank {index % self.size}, which is lost or late, "
+            f"more than {limit_s:g} s for {awaited}, which is lost or late, "
             f"or has another number of tokens; overlap(timeout=...) waits longer"
         )
 
     def _buffer(
-        self, rank: int, turn: int, sender: int, shape: tuple[int, ...], dtype: torch.dtype
+        self,
+        rank: int,
+        turn: int,
+        sender: int | None,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
     ) -> Tensor:
-        """A rank's buffer for what a sender sends, as a tensor of that."""
-        whole = self.buffers[rank][turn, sender, : _nbytes(shape, dtype)]
-        return whole.view(dtype).view(shape)
+        """A rank's buffer for what a sender sends, as a tensor of that; without one, those of all
+        [size - 1, *shape].
+        """
+        rows = self.buffers[rank][turn, :, : _nbytes(shape, dtype)]
+        whole = rows.view(dtype).view(self.size - 1, *shape)
+        return whole if sender is None else whole[(sender - rank - 1) % self.size]
 
 
 class Exchange:
@@ -232,34 +249,35 @@ class Exchange:
         self._place = place.words
         self.rank, self._like = self.memory.rank, (shape, dtype)
         self._full = ROOM + _nbytes(shape, dtype)
-        self._sent: list[tuple[Tensor, Any]] = []
-        self._late: list[tuple[int, Tensor]] = []
+        self._sent: list[tuple[Mapping[int, Tensor], Any]] = []
+        self._late: list[Mapping[int, Tensor]] = []
         self.others = _others(self.rank, self.memory.size)
 
-    def send(self, target: int, rows: Tensor) -> None:
-        """Copy rows to a rank, when it has room for them; whatever else runs meanwhile."""
+    def send(self, parts: Mapping[int, Tensor]) -> None:
+        """Copy rows to ranks, when they have room for them; whatever else runs meanwhile."""
         if self._first_of_turn() is self:
-            self._send(target, rows)
+            self._send(parts)
         else:
-            self._late.append((target, rows))
+            self._late.append(parts)
 
     def _first_of_turn(self) -> Exchange:
         return next(each for each in self._open if each._turn == self._turn)
 
-    def _send(self, target: int, rows: Tensor) -> None:
+    def _send(self, parts: Mapping[int, Tensor]) -> None:
         self.memory.fork(COPIES)
         # Kept until `end`: the allocator knows of no other stream that reads it.
-        self._sent.append((rows, self.memory.run(COPIES, partial(self._copy, target, rows))))
+        self._sent.append((parts, self.memory.run(COPIES, partial(self._copy, parts))))
 
-    def _copy(self, target: int, rows: Tensor) -> None:
+    def _copy(self, parts: Mapping[int, Tensor]) -> None:
         memory = self.memory
-        memory.take(FREE, self._turn, target, ROOM, self._place)
-        buffer = memory.buffer(target, self._turn, self.rank, *self._like)
-        buffer.copy_(rows, non_blocking=True)
-        memory.set(memory.flag(target, FULL, self._turn, self.rank), self._full)
+        memory.take(FREE, self._turn, (*parts,), ROOM, self._place)
+        for target, rows in parts.items():
+            buffer = memory.buffer(target, self._turn, self.rank, *self._like)
+            buffer.copy_(rows, non_blocking=True)
+            memory.set([memory.flag(target, FULL, self._turn, self.rank)], self._full)
 
-    def received(self, source: int) -> Tensor:
-        """What a rank sends, once it is there.
+    def received(self, source: int | None = None) -> Tensor:
+        """What a rank sends, once it is there; without one, what all others do, [ranks - 1, ...].
 
         Raises:
             RuntimeError: the buffer has what came for an exchange before, which has not ended.
@@ -270,12 +288,16 @@ class Exchange:
                 "and one before this was not"
             )
         memory = self.memory
-        memory.take(FULL, self._turn, source, self._full, self._place)
+        memory.take(FULL, self._turn, self._of(source), self._full, self._place)
         return memory.buffer(self.rank, self._turn, source, *self._like)
 
-    def release(self, source: int) -> None:
-        """What it sent has been read."""
-        self.memory.set(self.memory.flag(source, FREE, self._turn, self.rank), ROOM)
+    def release(self, source: int | None = None) -> None:
+        """What it sent has been read; without one, what all others did."""
+        free = partial(self.memory.flag, kind=FREE, turn=self._turn, of=self.rank)
+        self.memory.set([free(each) for each in self._of(source)], ROOM)
+
+    def _of(self, source: int | None) -> tuple[int, ...]:
+        return self.others if source is None else (source,)
 
     def end(self) -> None:
         """The current stream goes on after all that this rank sends."""
@@ -285,49 +307,69 @@ class Exchange:
         self._open.remove(self)
         later = next((each for each in self._open if each._turn == self._turn), None)
         if later is not None:
-            for target, rows in later._late:
-                later._send(target, rows)
+            for parts in later._late:
+                later._send(parts)
             later._late.clear()
 
 
-def _others(rank: int, size: int) -> list[int]:
+def _others(rank: int, size: int) -> tuple[int, ...]:
     """Ranks behind a rank, in a circle."""
-    return [(rank + step) % size for step in range(1, size)]
+    return tuple((rank + step) % size for step in range(1, size))
 
 
 def gathered(
-    rows: Tensor, product: Callable[[Tensor, Tensor], object], width: int, place: Place
-) -> Tensor:
-    """The product of the rows of all ranks, in their order.
+    rows: Tensor, product: Callable[..., object], widths: tuple[int | None, ...], place: Place
+) -> tuple[Tensor | None, ...]:
+    """Products of the rows of all ranks, in their order.
 
     Products of others' rows have a stream of their own: they begin where the one before ends.
 
     Args:
         rows: [T, ...], this rank's, contiguous, as many on all.
-        product: of rows of one rank, into a tensor of as many.
-        width: columns of it.
+        product: of rows of one rank, into tensors of as many.
+        widths: columns of each; None for one that is not wanted.
         place: where.
     """
     exchange = _exchange(place, tuple(rows.shape), rows.dtype)
-    memory = exchange.memory
-    out = rows.new_empty(memory.size, *rows.shape[:-1], width)
-    for target in exchange.others:
-        exchange.send(target, rows)
+    exchange.send(dict.fromkeys(exchange.others, rows))
+    made = _Made(rows, exchange.memory.size, widths)
 
     def others() -> None:
         for source in reversed(exchange.others):  # in the order in which they send to this one
-            product(exchange.received(source), out[source])
+            product(exchange.received(source), *made.of_rank(source))
             exchange.release(source)
 
-    memory.fork(PRODUCTS)
-    product(rows, out[memory.rank])
-    memory.join(memory.run(PRODUCTS, others))
+    exchange.memory.fork(PRODUCTS)
+    product(rows, *made.of_rank(exchange.rank))
+    exchange.memory.join(exchange.memory.run(PRODUCTS, others))
     exchange.end()
-    return out.flatten(0, 1)
+    return made.whole()
+
+
+class _Made:
+    """What is made of the rows of all ranks, tensors of as many rows.
+
+    Args:
+        rows: [T, ...], of one rank.
+        ranks: how many there are.
+        widths: columns of each; None for one that is not wanted.
+    """
+
+    def __init__(self, rows: Tensor, ranks: int, widths: tuple[int | None, ...]) -> None:
+        shape = (ranks, *rows.shape[:-1])
+        self._made = [None if width is None else rows.new_empty(*shape, width) for width in widths]
+
+    def of_rank(self, rank: int) -> Iterator[Tensor | None]:
+        """Rows of a rank."""
+        return (None if each is None else each[rank] for each in self._made)
+
+    def whole(self) -> tuple[Tensor | None, ...]:
+        """Those of all, in their order."""
+        return tuple(None if each is None else each.flatten(0, 1) for each in self._made)
 
 
 def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], place: Place) -> Tensor:
-    """This rank's rows of a product, added up over ranks in their order and rounded once.
+    """This rank's rows of a product, added up over ranks and rounded once.
 
     Its own come last, behind the others and not beside them: of two products that may run, a graph
     takes either first.
@@ -344,7 +386,7 @@ def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], place: Place) -
         part = product(parts[target])
         if exchange is None:
             exchange = _exchange(place, tuple(part.shape), part.dtype)
-        exchange.send(target, part)
+        exchange.send({target: part})
     assert exchange is not None, "a rank alone has nobody to scatter to"
     return _add_up(exchange, product(parts[own]))
 
@@ -359,13 +401,12 @@ class Gathering:
 
     def __init__(self, rows: Tensor, place: Place) -> None:
         self._rows, self._exchange = rows, _exchange(place, tuple(rows.shape), rows.dtype)
-        for target in self._exchange.others:
-            self._exchange.send(target, rows)
+        self._exchange.send(dict.fromkeys(self._exchange.others, rows))
 
     def __call__(self) -> Tensor:
         """Those of all, in their order."""
         every = self._own()
-        self._receive(every)
+        self._bring(every)
         return every.flatten(0, 1)
 
     def arriving(self, op: Callable[[Tensor, int, int, int], T]) -> tuple[Tensor, T]:
@@ -378,7 +419,7 @@ class Gathering:
         memory, own = self._exchange.memory, self._rows.shape[:-1].numel()
         every = self._own()
         memory.fork(PRODUCTS)
-        there = memory.run(PRODUCTS, partial(self._receive, every))
+        there = memory.run(PRODUCTS, partial(self._bring, every))
         first = own * self._exchange.rank
         try:
             made = op(every.flatten(0, 1), first, first + own, memory.handle(PRODUCTS))
@@ -386,17 +427,44 @@ class Gathering:
             memory.join(there)  # whatever the op did: this stream may have the memory again
         return every.flatten(0, 1), made
 
+    def products(
+        self, product: Callable[..., object], widths: tuple[int | None, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """The same, and products of them, as `gathered` makes them."""
+        memory, every = self._exchange.memory, self._own()
+        made = _Made(self._rows, memory.size, widths)
+        sources = self._receive(every)
+
+        def others() -> None:
+            for source in sources:
+                product(every[source], *made.of_rank(source))
+
+        memory.fork(PRODUCTS)
+        try:
+            product(self._rows, *made.of_rank(memory.rank))
+            memory.join(memory.run(PRODUCTS, others))
+        finally:
+            for _ in sources:  # whatever the products did: other ranks wait for this one
+                pass
+        return every.flatten(0, 1), *made.whole()
+
     def _own(self) -> Tensor:
         """Room for the rows of all ranks, with this rank's."""
         every = self._rows.new_empty(self._exchange.memory.size, *self._rows.shape)
         every[self._exchange.rank].copy_(self._rows)
         return every
 
-    def _receive(self, every: Tensor) -> None:
-        """Those of others, in the order in which they send to this one."""
+    def _bring(self, every: Tensor) -> None:
+        """Those of all others."""
+        for _ in self._receive(every):
+            pass
+
+    def _receive(self, every: Tensor) -> Iterator[int]:
+        """Ranks whose rows are there, in the order in which they send to this one."""
         for source in reversed(self._exchange.others):
             every[source].copy_(self._exchange.received(source))
             self._exchange.release(source)
+            yield source
         self._exchange.end()
 
 
@@ -412,29 +480,16 @@ def start_to_scatter(rows: Tensor, place: Place) -> Callable[[], Tensor]:
     """
     parts = rows.chunk(place.ranks.size())
     exchange = _exchange(place, tuple(parts[0].shape), rows.dtype)
-    for target in exchange.others:
-        exchange.send(target, parts[target])
+    exchange.send({target: parts[target] for target in exchange.others})
     return partial(_add_up, exchange, parts[exchange.rank])
 
 
 def _add_up(exchange: Exchange, own: Tensor) -> Tensor:
-    """A rank's own rows and those that it is sent, in the order of the ranks."""
-    ranks = range(exchange.memory.size)
-    total = _sum([own if r == exchange.rank else exchange.received(r) for r in ranks])
-    for source in exchange.others:
-        exchange.release(source)
+    """A rank's own rows and those that it is sent: of those behind it in a circle, then its own."""
+    total = add_rows(exchange.received(), own)
+    exchange.release()
     exchange.end()
     return total
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    first, second, *others = terms
-    if not (others and first.is_floating_point()):
-        return sum(others, first + second)
-    total = first.float() + second.float()
-    for each in others:
-        total += each
-    return total.to(first.dtype)
 
 
 class _Group:

@@ -27,6 +27,7 @@ ROW = Cell("linear", "bf16", ("row_sequence_parallel",))
 SEVERAL = (
     Cell("linear", "fp8_block", ("quantized_input", "column_sequence_parallel")),
     Cell("mlp", "bf16", ("tensor_sequence_parallel",)),
+    Cell("mlp_swiglu", "bf16", ("tensor_sequence_parallel",)),
     Cell("moe_layer", "bf16", ("expert_parallel",)),
 )
 LIMIT_S = 120  # for ranks that start, wait 2 seconds, and end
@@ -159,7 +160,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("what came first was taken for what comes later")
 totals = []
-broken = _overlap.Gathering(sent[0], here)
+broken, second = (_overlap.Gathering(sent[0], here) for _ in range(2))
 for rows, arrive in zip(sent, arriving):
     every = rows.new_empty(ranks * len(rows), 64)
     dist.all_gather_into_tensor(every, rows)
@@ -171,18 +172,19 @@ for total, add_up in zip(totals, adding):
 found = []
 
 
-def fail(every, first, end, stream):
+def fail(every, first=0, end=0, stream=0):
     found.append((every, first, end))
     raise ValueError("an op that fails")
 
 
-try:
-    broken.arriving(fail)
-except ValueError as error:
-    assert "an op that fails" in str(error)
-else:
-    raise AssertionError("an op failed, and nobody knew")
-((every, first, end),) = found
+for way in (lambda: broken.arriving(fail), lambda: second.products(fail, ())):
+    try:
+        way()
+    except ValueError as error:
+        assert "an op that fails" in str(error)
+    else:
+        raise AssertionError("an op failed, and nobody knew")
+every, first, end = found[0]
 assert torch.equal(every[first:end], sent[0]) and (first, end) == (8 * rank, 8 * rank + 8)
 assert torch.equal(_overlap.Gathering(sent[0], here)(), every), "nothing else goes on after it"
 if device == "cuda":
@@ -226,6 +228,7 @@ else:
 OTHERS = """
 from bundle.linear__fp8_block__quantized_input__column_sequence_parallel import Linear
 from bundle.mlp__bf16__tensor_sequence_parallel import MLP
+from bundle.mlp_swiglu__bf16__tensor_sequence_parallel import SwiGLUMLP
 from bundle.moe_layer__bf16__expert_parallel import MoELayer
 
 if device == "cpu":
@@ -234,6 +237,7 @@ torch.manual_seed(rank)
 layers = (
     (Linear(256, 128, bias=True, device=device), 128, 128 * ranks),
     (MLP(256, 128 * ranks, bias=True, device=device), 24, 24),
+    (SwiGLUMLP(256, 128 * ranks, bias=True, device=device), 24, 24),
     (MoELayer(3, 256, 128, bias=True, device=device), 24, 24),
 )
 for layer, rows, given in layers:
@@ -251,6 +255,11 @@ for layer, rows, given in layers:
             y = layer(*inputs, *further)
             gradients = torch.autograd.grad(y, (*inputs, *layer.parameters()), dy)
             found.append((y.detach(), *gradients))
+            with torch.no_grad():  # what a backward would read is not there
+                assert torch.equal(layer(*inputs, *further), y) or ranks != 2
+            if not further:  # gradients of weights alone, of inputs alone
+                for wanted in ([*layer.parameters()], inputs):
+                    found[-1] += torch.autograd.grad(layer(*inputs), wanted, dy)
         tensor_parallel.overlap(on=False)
         for one, other in zip(*found, strict=True):
             # Other collectives round sums of more than two in between.

@@ -61,18 +61,3 @@ def test_its_main_grad_is_in_fp32() -> None:
     assert plan.buffer("weight_main_grad").dtype is DType.FLOAT32
     with pytest.raises(NotPossible, match="no main_grad of 16 bits"):
         plan_of("router", FP32, "add_to_16_bit_main_grad")
-
-
-def starts(module: str, recipe: str, option: str) -> list[tuple[str, ...]]:
-    """What each collective of a forward says of rows."""
-    plan = resolve_module(SPECS, Cell(module, recipe, (option,)), "cpu")
-    return [start.by_rows for start in plan.directions[0].starts]
-
-
-def test_what_one_product_reads_may_come_by_rank() -> None:
-    """Not what is quantised before, nor what several steps read; sums may leave so."""
-    assert starts("linear", "bf16", "column_sequence_parallel") == [("x_all",)]
-    assert starts("linear", "bf16", "row_sequence_parallel") == [(), ("x",)]
-    assert starts("linear", "fp8_block", "column_sequence_parallel") == [()]
-    assert ("x_all",) not in starts("mlp", "bf16", "tensor_sequence_parallel")
-    assert not any(starts("linear", "fp8_block", "row_sequence_parallel"))

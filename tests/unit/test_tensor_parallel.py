@@ -11,7 +11,7 @@ from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
 from fusegen.ir.program import Program
-from fusegen.ir.segments import Start
+from fusegen.ir.segments import Start, Wait
 from fusegen.ir.shapes import Sym
 from fusegen.options.tensor_parallel import PARALLEL, Parallel, Split
 from fusegen.passes.draft import EMPTY, Draft, NotPossible
@@ -294,3 +294,48 @@ def test_ops_begin_early_whose_gemms_gather_rows(word: str) -> None:
 
     assert arriving("sm_90a", "bf16") == ["x_all", "dy_all"]
     assert arriving("cpu", "bf16") == arriving("sm_90a", "fp8_block") == []
+
+
+def starts(module: str, recipe: str, option: str) -> list[tuple[str, ...]]:
+    """What each collective of a forward says of rows."""
+    plan = plan_of("cpu", Cell(module, recipe, (option,)))
+    return [start.by_rows for start in plan.directions[0].starts]
+
+
+def test_what_one_product_reads_may_come_by_rank() -> None:
+    """Not what is quantised before; sums may leave so, and one direction has both."""
+    assert starts("linear", "bf16", "column_sequence_parallel") == [("x_all",)]
+    assert starts("linear", "bf16", "row_sequence_parallel") == [(), ("x",)]
+    assert starts("linear", "fp8_block", "column_sequence_parallel") == [()]
+    assert starts("mlp", "bf16", "tensor_sequence_parallel") == [(), ("x_all",), ("a",)]
+    assert not any(starts("linear", "fp8_block", "row_sequence_parallel"))
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize(
+    ("module", "option", "made"),
+    [
+        ("linear", "row_sequence_parallel", "dx"),
+        ("mlp", "tensor_sequence_parallel", "da"),
+        ("mlp_swiglu", "tensor_sequence_parallel", "da"),
+    ],
+)
+def test_a_backward_begins_with_the_rows_of_a_rank(
+    arch: str, module: str, option: str, made: str
+) -> None:
+    """Of a gradient that other steps read, too; where nobody asks for it, they wait for all."""
+    plan = plan_of(arch, Cell(module, "bf16", (option,)))
+    backward = plan.direction("backward")
+    (place,) = (i for i, s in enumerate(backward.segments) if isinstance(s, Wait) and s.by_rows)
+    wait, op = backward.segments[place : place + 2]
+    assert isinstance(wait, Wait) and isinstance(op, Program)
+    assert wait.results == wait.by_rows == ("dy_all",) and not wait.when
+    assert op.arguments[0].buffer == "dy_all" and op.filled == (made,) and op.when
+    assert not op.results and backward.made[made] == op.when
+    assert any("dy_all" in each.takes for each in backward.segments[place + 2 :])
+
+
+def test_what_is_gathered_for_gradients_of_weights_alone_is_waited_for() -> None:
+    plan = plan_of("sm_90a", Cell("linear", "bf16", ("column_sequence_parallel",)))
+    waits = [s for s in plan.direction("backward").segments if isinstance(s, Wait)]
+    assert waits and not any(each.by_rows for each in waits)

@@ -58,7 +58,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     JoinedTensor: ("buffer", "parts"),
     Step: ("when", "mutates"),
     Sym: ("name",),
-    Wait: ("future", "results", "when"),
+    Wait: ("future", "results", "when", "by_rows"),
 }
 """The fields of a plan that hold names, or tuples of names."""
 

@@ -127,11 +127,13 @@ class Wait:
         future: of a ``Start`` before it.
         results: what it gives, one buffer for each source, absent where that is.
         when: as of the start.
+        by_rows: as of the start, where others read all rows, too.
     """
 
     future: str
     results: tuple[str, ...]
     when: tuple[str, ...] = ()
+    by_rows: tuple[str, ...] = ()
 
     @property
     def takes(self) -> tuple[str, ...]:

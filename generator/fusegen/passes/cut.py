@@ -39,7 +39,6 @@ from ..ir.step import Result, Step
 from ..steps import definition, is_gemm
 from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER, SHARE
 from ..steps.gathered_gemm import multiplies_rows_of
-from ..steps.pointwise import POINTWISE
 from .draft import Draft, NotPossible
 from .freeing import best_way
 from .join_saved import MOST
@@ -93,8 +92,11 @@ def _direction(draft: Draft, whole: Program, dims: Dims, freeing: bool) -> Direc
         return possible
 
     best, places = best_way(draft, whole, possible_cuts, freeing=freeing, ordering=not collectives)
-    segments = ops(_Cut(draft, best, dims), places)
-    return Direction(whole.name, _as_they_arrive(segments, whole.flags))
+    making = _Cut(draft, best, dims)
+    segments = ops(making, tuple(sorted({*places, *_behind_product(draft, best)})))
+    return Direction(
+        whole.name, _as_they_arrive(_products_as_they_arrive(making, segments), whole.flags)
+    )
 
 
 def _as_they_arrive(segments: tuple[Segment, ...], flags: tuple[str, ...]) -> tuple[Segment, ...]:
@@ -118,35 +120,72 @@ def _as_they_arrive(segments: tuple[Segment, ...], flags: tuple[str, ...]) -> tu
     return tuple(marked)
 
 
-def _sends(collective: Collective) -> bool:
-    return collective.kind != SHARE.name
+def _shares_first(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """The same; what sends nothing stands before what a product may begin without."""
+    shares = {s.future for s in segments if isinstance(s, Start) and s.kind == SHARE.name}
+    first = next(place for place, each in enumerate(segments) if isinstance(each, Program))
+    early = (each for each in segments[:first] if isinstance(each, Start | Wait))
+    return (*sorted(early, key=lambda each: each.future not in shares), *segments[first:])
+
+
+def _products_as_they_arrive(making: _Cut, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Mark waits for rows behind which an op multiplies those of each rank by themselves, though
+    others read all of them, and though it may not be asked for.
+    """
+    marked = list(segments)
+    starts = {each.future: each for each in segments if isinstance(each, Start)}
+    for place, pair in enumerate(pairwise(segments)):
+        match pair:
+            case (Wait() as wait, Program() as op):
+                rows = making.products(op)
+                gathers = starts[wait.future].kind == ALL_GATHER.name
+                if gathers and wait.results == (rows,) and not wait.when:
+                    marked[place] = replace(wait, by_rows=(rows,))
+                    marked[place + 1] = making.in_place(op)
+    return tuple(marked)
 
 
 def _between_rows(draft: Draft, whole: Program) -> tuple[int, ...]:
     """Places that leave an op what it may do for the rows of one rank at a time: behind the first
     product of rows that ranks gather, and before the last one, or sums of rows, that they scatter.
     """
-    own = [each for each in draft.collectives if each.direction == whole.name and each.outside]
-    gathered = {n for c in own if c.kind == ALL_GATHER.name for n in c.results}
-    scattered = {n for c in own if c.kind == REDUCE_SCATTER.name for n in c.operands}
-    behind, last = _first_product(whole.steps), whole.steps[-1]
-    places = set()
-    if behind and whole.steps[0].input("a") in gathered:
-        places.add(behind)
-    if last.out in scattered and (_adds_rows(last) or _is_product(last)):
-        places.add(len(whole.steps) - 1)
-    return tuple(sorted(places - {0, len(whole.steps)}))
+    scattered = {
+        name
+        for each in draft.collectives
+        if each.direction == whole.name and each.kind == REDUCE_SCATTER.name
+        for name in each.operands
+    }
+    last = enumerate(whole.steps[1:][-1:], len(whole.steps) - 1)
+    leaving = (
+        place
+        for place, step in last
+        if (_adds_rows(step) or _is_product(step)) and step.out in scattered
+    )
+    return tuple(sorted({*_behind_product(draft, whole), *leaving}))
+
+
+def _behind_product(draft: Draft, whole: Program) -> tuple[int, ...]:
+    """The place behind the first product, if it is of rows that ranks gather and others follow."""
+    gathered = {
+        name
+        for each in draft.collectives
+        if each.direction == whole.name and each.kind == ALL_GATHER.name
+        for name in each.results
+    }
+    behind = _first_product(whole.steps)
+    inside = 0 < behind < len(whole.steps) and whole.steps[0].input("a") in gathered
+    return (behind,) if inside else ()
 
 
 def _first_product(steps: tuple[Step, ...]) -> int:
     """How many steps are a product and elementwise ones of what they make; 0 where the first is
     none.
     """
-    if not _is_product(steps[0]):
+    if not steps or not _is_product(steps[0]):
         return 0
     made = {*steps[0].writes}
     for place, step in enumerate(steps[1:], 1):
-        if step.primitive != POINTWISE.name or not made >= {*step.reads}:
+        if step.pointwise is None or is_gemm(step) or not made >= {*step.reads}:
             return place
         made |= {*step.writes}
     return len(steps)
@@ -159,10 +198,11 @@ def _adds_rows(step: Step) -> bool:
 
 def _is_product(step: Step) -> bool:
     """Whether a step multiplies rows, each by itself, and reads no others."""
-    product = is_gemm(step) and step.kind == GemmKind.FPROP.value and not step.copies
+    product = is_gemm(step) and step.kind in _OF_ROWS and not step.copies
     return product and {each.slot for each in step.inputs} <= _OF_A_PRODUCT
 
 
+_OF_ROWS = (GemmKind.FPROP.value, GemmKind.DGRAD.value)
 _OF_A_PRODUCT = {"a", "b", "add"}
 """Operands of a GEMM of which the first alone has rows."""
 
@@ -173,6 +213,8 @@ def _by_rows(making: _Cut, segments: tuple[Segment, ...]) -> tuple[Segment, ...]
 
     An op of gathered rows writes into an argument: each part has its place in the whole.
     """
+    if _first_product(making.whole.steps):
+        segments = _shares_first(segments)
     marked = list(segments)
     for place, three in enumerate(zip(segments, segments[1:], segments[2:], strict=False)):
         match three:
@@ -198,7 +240,7 @@ def _rows_of_last(op: Program) -> str:
     that is all it does; empty otherwise.
     """
     step, *others = op.steps
-    if others or op.gives != (step.out,):
+    if others or op.gives != step.writes:
         return ""
     if _adds_rows(step):
         return step.input(definition(step.primitive).named) or ""
@@ -294,22 +336,15 @@ class _Cut:
                 there |= {result.buffer: result.when or op.when for result in op.results}
                 yield op
             begin = place
-            starting = [each for each in collectives if places[each.future][0] == place]
+            starting = (each for each in collectives if places[each.future][0] == place)
             starts = {each.future: _start(each, there) for each in starting}
+            yield from starts.values()
             started |= starts
-            waiting = [each for each in collectives if places[each.future][1] == place]
-            for each in waiting:
+            for each in (each for each in collectives if places[each.future][1] == place):
                 when = started[each.future].when
                 pairs = zip(each.results, each.operands, strict=True)
                 there |= {name: there.get(operand, when) for name, operand in pairs}
-            # What sends nothing stands before what an op may begin without.
-            for sends in (False, True):
-                yield from (starts[each.future] for each in starting if _sends(each) == sends)
-                yield from (
-                    Wait(each.future, each.results, started[each.future].when)
-                    for each in waiting
-                    if _sends(each) == sends
-                )
+                yield Wait(each.future, each.results, when)
 
     def _place(self, collective: Collective, *, late: bool) -> tuple[int, int]:
         """The steps before which a collective is started and waited for."""

@@ -405,6 +405,39 @@ def call_as_they_arrive(
         return pending.arriving.arriving(lambda every, *there: op(every, *others, *there))
 
 
+def product_as_they_arrive(
+    pending: Pending,
+    op: Callable[..., object],
+    others: tuple[Tensor | None, ...],
+    scalars: tuple[object, ...],
+    *,
+    widths: tuple[int | None, ...],
+) -> tuple[Any, ...]:
+    """The rows of all ranks, and what an op writes for them, this rank's own first.
+
+    Args:
+        pending: of an all-gather.
+        op: of any rows, each by itself; of others; into tensors of as many rows; and of scalars.
+        others: its further tensors, which have no such rows.
+        scalars: its last arguments.
+        widths: columns of what it writes; None for what is not wanted.
+
+    Raises:
+        RuntimeError: as `start_all_reduce`.
+    """
+
+    def product(rows: Tensor, *made: Tensor | None) -> None:
+        op(rows, *others, *made, *scalars)
+
+    if not isinstance(pending.arriving, _overlap.Gathering):
+        (every,) = wait(pending)
+        made = tuple(None if width is None else _of_rows(every, width) for width in widths)
+        product(every, *made)
+        return every, *made
+    with _named(pending.place):
+        return pending.arriving.products(product, widths)
+
+
 def require_same(place: Place, own: Tensor) -> None:
     """Refuse what is not the same on all ranks, where it is, so that the host need not wait.
 

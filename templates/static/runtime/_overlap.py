@@ -331,24 +331,41 @@ def gathered(
         place: where.
     """
     exchange = _exchange(place, tuple(rows.shape), rows.dtype)
-    memory = exchange.memory
-    shape = (memory.size, *rows.shape[:-1])
-    made = tuple(None if width is None else rows.new_empty(*shape, width) for width in widths)
     exchange.send(dict.fromkeys(exchange.others, rows))
-
-    def of_rank(rank: int) -> Iterator[Tensor | None]:
-        return (None if each is None else each[rank] for each in made)
+    made = _Made(rows, exchange.memory.size, widths)
 
     def others() -> None:
         for source in reversed(exchange.others):  # in the order in which they send to this one
-            product(exchange.received(source), *of_rank(source))
+            product(exchange.received(source), *made.of_rank(source))
             exchange.release(source)
 
-    memory.fork(PRODUCTS)
-    product(rows, *of_rank(memory.rank))
-    memory.join(memory.run(PRODUCTS, others))
+    exchange.memory.fork(PRODUCTS)
+    product(rows, *made.of_rank(exchange.rank))
+    exchange.memory.join(exchange.memory.run(PRODUCTS, others))
     exchange.end()
-    return tuple(None if each is None else each.flatten(0, 1) for each in made)
+    return made.whole()
+
+
+class _Made:
+    """What is made of the rows of all ranks, tensors of as many rows.
+
+    Args:
+        rows: [T, ...], of one rank.
+        ranks: how many there are.
+        widths: columns of each; None for one that is not wanted.
+    """
+
+    def __init__(self, rows: Tensor, ranks: int, widths: tuple[int | None, ...]) -> None:
+        shape = (ranks, *rows.shape[:-1])
+        self._made = [None if width is None else rows.new_empty(*shape, width) for width in widths]
+
+    def of_rank(self, rank: int) -> Iterator[Tensor | None]:
+        """Rows of a rank."""
+        return (None if each is None else each[rank] for each in self._made)
+
+    def whole(self) -> tuple[Tensor | None, ...]:
+        """Those of all, in their order."""
+        return tuple(None if each is None else each.flatten(0, 1) for each in self._made)
 
 
 def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], place: Place) -> Tensor:
@@ -389,7 +406,7 @@ class Gathering:
     def __call__(self) -> Tensor:
         """Those of all, in their order."""
         every = self._own()
-        self._receive(every)
+        self._bring(every)
         return every.flatten(0, 1)
 
     def arriving(self, op: Callable[[Tensor, int, int, int], T]) -> tuple[Tensor, T]:
@@ -402,7 +419,7 @@ class Gathering:
         memory, own = self._exchange.memory, self._rows.shape[:-1].numel()
         every = self._own()
         memory.fork(PRODUCTS)
-        there = memory.run(PRODUCTS, partial(self._receive, every))
+        there = memory.run(PRODUCTS, partial(self._bring, every))
         first = own * self._exchange.rank
         try:
             made = op(every.flatten(0, 1), first, first + own, memory.handle(PRODUCTS))
@@ -410,17 +427,44 @@ class Gathering:
             memory.join(there)  # whatever the op did: this stream may have the memory again
         return every.flatten(0, 1), made
 
+    def products(
+        self, product: Callable[..., object], widths: tuple[int | None, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """The same, and products of them, as `gathered` makes them."""
+        memory, every = self._exchange.memory, self._own()
+        made = _Made(self._rows, memory.size, widths)
+        sources = self._receive(every)
+
+        def others() -> None:
+            for source in sources:
+                product(every[source], *made.of_rank(source))
+
+        memory.fork(PRODUCTS)
+        try:
+            product(self._rows, *made.of_rank(memory.rank))
+            memory.join(memory.run(PRODUCTS, others))
+        finally:
+            for _ in sources:  # whatever the products did: other ranks wait for this one
+                pass
+        return every.flatten(0, 1), *made.whole()
+
     def _own(self) -> Tensor:
         """Room for the rows of all ranks, with this rank's."""
         every = self._rows.new_empty(self._exchange.memory.size, *self._rows.shape)
         every[self._exchange.rank].copy_(self._rows)
         return every
 
-    def _receive(self, every: Tensor) -> None:
-        """Those of others, in the order in which they send to this one."""
+    def _bring(self, every: Tensor) -> None:
+        """Those of all others."""
+        for _ in self._receive(every):
+            pass
+
+    def _receive(self, every: Tensor) -> Iterator[int]:
+        """Ranks whose rows are there, in the order in which they send to this one."""
         for source in reversed(self._exchange.others):
             every[source].copy_(self._exchange.received(source))
             self._exchange.release(source)
+            yield source
         self._exchange.end()
 
 

@@ -136,8 +136,9 @@ class _Printer:
         absent = [*self._absent()]
         if absent:
             yield f"{' = '.join(absent)} = None"
-        for when, segments in groupby(self.direction.segments, lambda segment: segment.when):
-            lines = [line for each in _together(segments) for line in self._lines(each, conditions)]
+        every = _together(self.direction.segments)
+        for when, each_of in groupby(every, lambda together: together[0].when):
+            lines = [line for each in each_of for line in self._lines(each, conditions)]
             if when:
                 yield f"if {conditions.text(when)}:"
                 yield from (f"    {line}" for line in lines)
@@ -156,8 +157,10 @@ class _Printer:
             case (Program() as op, Start() as start, Wait() as wait):
                 yield self._scattered(op, start, wait, conditions)
                 return
-            case (Wait() as wait, Program() as op):
+            case (Wait(by_rows=()) as wait, Program() as op):
                 yield self._arriving(wait, op, conditions)
+            case (Wait() as wait, Program() as op):
+                yield from self._products(wait, op, conditions)
             case (segment,):
                 yield self._line(segment, conditions)
         segments = self.direction.segments
@@ -206,14 +209,32 @@ class _Printer:
     def _gathered(self, start: Start, op: Program, conditions: Conditions) -> str:
         """An op that may take the rows of one rank at a time, and what gathers them."""
         (rows,) = start.by_rows
-        results = [each for each in op.arguments if each.filled]
-        names = ", ".join(each.buffer for each in results)
-        product = f"lambda {rows}, {names}: {self._product(op, conditions)}"
-        widths = [self._width(op, each, conditions) for each in results]
-        words = [self._place(start), _tuple(start.operands), product, f"widths={_tuple(widths)}"]
+        product = f"lambda {', '.join((rows, *op.filled))}: {self._product(op, conditions)}"
+        words = [self._place(start), _tuple(start.operands), product, self._widths(op, conditions)]
         words += self._dimensions(start)
-        targets = names if len(results) > 1 else f"{names},"
+        targets = ", ".join(op.filled) if len(op.filled) > 1 else f"{op.filled[0]},"
         return f"{targets} = _collectives.product_of_gathered({', '.join(words)})"
+
+    def _products(self, wait: Wait, op: Program, conditions: Conditions) -> Iterator[str]:
+        """The same of rows that others read, too; an op that is not asked for is left out.
+
+        No function of its own: it would name what is let go of behind the call.
+        """
+        _, *others = (self._value(a.buffer, conditions) for a in op.arguments if not a.filled)
+        scalars = (*op.flags, *(each.name for each in self.plan.attributes_of(op)))
+        given = (_tuple(others), _tuple(scalars), self._widths(op, conditions))
+        words = ", ".join((wait.future, f"_{op.function}", *given))
+        targets = ", ".join((*wait.results, *op.filled))
+        line = f"{targets} = _collectives.product_as_they_arrive({words})"
+        asked = conditions.text(op.when)
+        yield from (f"if {asked}:", f"    {line}") if asked else (line,)
+        if asked:
+            yield from ("else:", f"    {self._line(wait, conditions)}")
+
+    def _widths(self, op: Program, conditions: Conditions) -> str:
+        """How wide the tensors are that an op fills."""
+        widths = (self._width(op, a, conditions) for a in op.arguments if a.filled)
+        return f"widths={_tuple([*widths])}"
 
     def _scattered(self, op: Program, start: Start, wait: Wait, conditions: Conditions) -> str:
         """An op that may be asked for the rows of one rank at a time, and what scatters them."""
@@ -231,7 +252,7 @@ class _Printer:
         return f"{op.arriving}, {targets} = _collectives.call_as_they_arrive({', '.join(words)})"
 
     def _width(self, op: Program, result: Argument, conditions: Conditions) -> str:
-        """Columns of what an op fills, as its arguments tell them; None where nobody asks for it."""
+        """Columns of what an op fills, as its arguments tell them; None if nobody asks for it."""
         width = self._size(op, self.plan.buffer(result.buffer).shape.dims[-1])
         asked = conditions.text(result.when)
         return f"{width} if {asked} else None" if asked else width
@@ -289,7 +310,7 @@ def _together(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
     while rest:
         length = 3 if any(map(_by_rows, (ALL_GATHER, REDUCE_SCATTER), rest)) else 1
         match rest:
-            case [Wait(), Program(arriving=rows), *_] if rows:
+            case [Wait(by_rows=by_rows), Program(arriving=rows), *_] if by_rows or rows:
                 length = 2
         yield tuple(rest[:length])
         del rest[:length]
@@ -304,4 +325,4 @@ def _scalar(value: str) -> str:
 
 
 def _tuple(sources: Sequence[str]) -> str:
-    return f"({', '.join(sources)})" if len(sources) > 1 else f"({sources[0]},)"
+    return f"({sources[0]},)" if len(sources) == 1 else f"({', '.join(sources)})"

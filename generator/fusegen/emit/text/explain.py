@@ -193,11 +193,15 @@ def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
                 words = "".join(f" {value}" for _, value in segment.attributes)
                 operands = ", ".join(segment.operands)
                 head = f"start {segment.kind}{words} over {segment.group.name}: {operands}"
-                rows = "".join(f", by rows of {name} if asked" for name in segment.by_rows)
+                rows = _by_rows(segment)
                 yield f"{head} -> {segment.future}{rows}{_under(segment.when)}"
             case Wait():
-                results = ", ".join(segment.results)
-                yield f"wait {segment.future} -> {results}{_under(segment.when)}"
+                results, rows = ", ".join(segment.results), _by_rows(segment)
+                yield f"wait {segment.future} -> {results}{rows}{_under(segment.when)}"
+
+
+def _by_rows(segment: Start | Wait) -> str:
+    return "".join(f", by rows of {name} if asked" for name in segment.by_rows)
 
 
 def _under(when: tuple[str, ...]) -> str:
