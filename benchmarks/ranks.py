@@ -45,6 +45,8 @@ OVERLAPPING_OPTION = f"{OVERLAPPED}, option"
 CAPTURED = "{}, captured"
 BACKWARD = "{}, for a backward"
 OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
+MLP = "mlp_swiglu"
+MLP_OPTION = "tensor_sequence_parallel"
 CACHED = ("fp8_block", "fp8_delayed")
 TIMEOUT_S = 900
 _GROUP = "ranks"
@@ -79,23 +81,30 @@ class Layer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: bytes that a rank sends over the link, and layers."""
+    """What is measured: bytes that a rank sends over the link, and layers.
+
+    Of an MLP a linear layer says its tokens, and the width of tokens and of a rank's activations.
+    """
 
     link: int
     linears: tuple[Linear, ...]
+    mlps: tuple[Linear, ...]
     layers: tuple[Layer, ...]
 
 
 FULL = Sizes(
     2**28,
     tuple(Linear(8192, k, n) for k in (4096, 8192) for n in (4096, 8192)),
+    (Linear(8192, 4096, 7168), Linear(8192, 8192, 3584)),
     (
         Layer("mixtral", 8192, 4096, 14336, 8, 2),
         Layer("qwen3", 8192, 2048, 768, 128, 8),
         Layer("dsv3", 4096, 7168, 2048, 32, 8),
     ),
 )
-QUICK = Sizes(2**16, (Linear(64, 64, 64),), (Layer("small", 64, 64, 32, 4, 2),))
+QUICK = Sizes(
+    2**16, (Linear(64, 64, 64),), (Linear(64, 64, 64),), (Layer("small", 64, 64, 32, 4, 2),)
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,7 @@ def _cases(count: int, quick: bool) -> Iterator[Case]:
     sizes = QUICK if quick else FULL
     kinds = (*OPTIONS, *(f"{split} step" for split in OPTIONS))
     names = ["link", *(f"{kind} {each.name}" for kind in kinds for each in sizes.linears)]
+    names += [f"{kind} {each.name}" for kind in ("mlp", "mlp step") for each in sizes.mlps]
     names += [f"experts {each.name}" for each in sizes.layers]
     names += [f"gathered weights {each.name}" for each in sizes.layers]
     for name in names:
@@ -173,6 +183,7 @@ def _bundle() -> Path:
     cells = [
         Cell("linear", "bf16"),
         *(Cell("linear", "bf16", (option,)) for option in OPTIONS.values()),
+        *(Cell(MLP, "bf16", options) for options in ((), (MLP_OPTION,))),
         *(Cell(module, "bf16") for module in ("moe_layer", "grouped_mlp")),
         Cell("moe_layer", "bf16", ("expert_parallel",)),
         *(Cell("grouped_mlp", recipe, ("cached_weights",)) for recipe in CACHED),
@@ -383,16 +394,59 @@ def _row(here: Rank, linear: Linear) -> dict[str, Run]:
 
 def _step(here: Rank, linear: Linear, split: str) -> dict[str, Run]:
     """Forward and backward of such a layer: gradients of x and of the weight."""
-    layer, whole = _layers(here, linear, OPTIONS[split])
-    part, all_of_it = linear.tokens // here.count, linear.tokens
-    given, made = (part, all_of_it) if split == "column" else (all_of_it, part)
-    x = here.normal(given, linear.inputs).requires_grad_()
-    every = here.normal(all_of_it, linear.inputs).requires_grad_()
-    dy, dy_all = (here.normal(rows, linear.outputs) for rows in (made, all_of_it))
+    part, every = linear.tokens // here.count, linear.tokens
+    rows = (part, every) if split == "column" else (every, part)
+    widths = (linear.inputs, linear.outputs)
+    return _steps(here, *_layers(here, linear, OPTIONS[split]), rows, widths, every)
+
+
+def _mlp(here: Rank, linear: Linear, *, backward: bool) -> dict[str, Run]:
+    """An MLP of each rank's own tokens, gates and activations of a rank; with gradients or not."""
+    sizes = (linear.inputs, linear.outputs)
+    layer, whole = (
+        here.cell(cell).SwiGLUMLP(*sizes, bias=False, device=here.device)
+        for cell in (f"{MLP}__bf16__{MLP_OPTION}", f"{MLP}__bf16")
+    )
+    whole.load_state_dict(layer.state_dict())
+    part = linear.tokens // here.count
+    if backward:
+        widths = (linear.inputs, linear.inputs)
+        return _steps(here, layer, whole, (part, part), widths, linear.tokens)
+    x, every = (here.normal(rows, linear.inputs) for rows in (part, linear.tokens))
+
+    def forward(layer: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y: Tensor = layer(x)
+        return y
+
+    plain = partial(forward, layer, x)
+    return {PRODUCT: partial(forward, whole, every), OURS: plain, **here.both(plain)}
+
+
+def _steps(
+    here: Rank,
+    layer: Any,
+    whole: Any,
+    rows: tuple[int, int],
+    widths: tuple[int, int],
+    tokens: int,
+) -> dict[str, Run]:
+    """Forward and backward of a layer that communicates, and of one of all tokens that does not:
+    gradients of x and of weights.
+
+    Args:
+        here: the rank.
+        layer, whole: the two.
+        rows: of x and y of the first.
+        widths: of x and y.
+        tokens: of all ranks.
+    """
+    x, every = (here.normal(n, widths[0]).requires_grad_() for n in (rows[0], tokens))
+    dy, dy_all = (here.normal(n, widths[1]) for n in (rows[1], tokens))
 
     def step(layer: Any, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
         y = layer(x)
-        return (y.detach(), *torch.autograd.grad(y, (x, layer.weight), dy))
+        return (y.detach(), *torch.autograd.grad(y, (x, *layer.parameters()), dy))
 
     plain = partial(step, layer, x, dy)
     return {PRODUCT: partial(step, whole, every, dy_all), OURS: plain, **here.both(plain)}
@@ -518,6 +572,9 @@ def _contenders(here: Rank, case: str, sizes: Sizes) -> tuple[dict[str, Run], in
                 return make(here, linear), 0
             if case == f"{split} step {linear.name}":
                 return _step(here, linear, split), 0
+    for linear in sizes.mlps:
+        if case in (f"mlp {linear.name}", f"mlp step {linear.name}"):
+            return _mlp(here, linear, backward="step" in case), 0
     for layer in sizes.layers:
         if case == f"experts {layer.name}":
             return _experts(here, layer), 0

@@ -260,9 +260,9 @@ def overlap(
 ) -> None:
     """Let copy engines move what modules gather and scatter, while products run.
 
-    For modules of this bundle whose group it is, in eager mode or captured; a linear layer in bf16
-    multiplies the rows of one rank at a time, too, and GEMMs that gather rows of tokens multiply
-    those of this rank's first.  Those that a compiler traces go on as before.
+    For modules of this bundle whose group it is, in eager mode or captured; linear layers and MLPs
+    in bf16 multiply the rows of one rank at a time, too, and GEMMs that gather rows of tokens
+    multiply those of this rank's first.  Those that a compiler traces go on as before.
     Copies go through PyTorch's symmetric memory, so that the GPUs have to reach each other's; all
     ranks call this alike.
 
