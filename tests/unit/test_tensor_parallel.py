@@ -339,3 +339,17 @@ def test_what_is_gathered_for_gradients_of_weights_alone_is_waited_for() -> None
     plan = plan_of("sm_90a", Cell("linear", "bf16", ("column_sequence_parallel",)))
     waits = [s for s in plan.direction("backward").segments if isinstance(s, Wait)]
     assert waits and not any(each.by_rows for each in waits)
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_80", "sm_90a"])
+def test_an_op_that_fills_an_argument_checks_what_one_does_that_gives_a_result(arch: str) -> None:
+    whole, part = (
+        plan_of(arch, Cell("linear", "bf16", options)).direction("forward").programs[0]
+        for options in ((), ("column_sequence_parallel",))
+    )
+    assert part.filled == ("y",) and len(part.checks) == len({*part.checks})
+    alike = [
+        {(each.kind, each.expr, each.label) for each in op.checks if each.tensor != "y"}
+        for op in (whole, part)
+    ]
+    assert alike[0] == alike[1]
