@@ -292,8 +292,8 @@ def product_of_gathered(
     *,
     widths: tuple[int | None, ...],
     dims: int = 1,
-) -> tuple[Tensor | None, ...]:
-    """What `product` writes for the rows of all ranks, in their order.
+) -> tuple[Any, ...]:
+    """What `product` writes for the rows of all ranks, in their order; None for what is not wanted.
 
     Args:
         place: where they are gathered.
