@@ -406,7 +406,7 @@ class Gathering:
     def __call__(self) -> Tensor:
         """Those of all, in their order."""
         every = self._own()
-        self._bring(every)
+        _exhaust(self._receive(every))
         return every.flatten(0, 1)
 
     def arriving(self, op: Callable[[Tensor, int, int, int], T]) -> tuple[Tensor, T]:
@@ -419,7 +419,7 @@ class Gathering:
         memory, own = self._exchange.memory, self._rows.shape[:-1].numel()
         every = self._own()
         memory.fork(PRODUCTS)
-        there = memory.run(PRODUCTS, partial(self._bring, every))
+        there = memory.run(PRODUCTS, partial(_exhaust, self._receive(every)))
         first = own * self._exchange.rank
         try:
             made = op(every.flatten(0, 1), first, first + own, memory.handle(PRODUCTS))
@@ -443,9 +443,9 @@ class Gathering:
         try:
             product(self._rows, *made.of_rank(memory.rank))
             memory.join(memory.run(PRODUCTS, others))
-        finally:
-            for _ in sources:  # whatever the products did: other ranks wait for this one
-                pass
+        except BaseException:  # other ranks wait for this one, and streams may still write
+            memory.join(memory.run(PRODUCTS, partial(_exhaust, sources)))
+            raise
         return every.flatten(0, 1), *made.whole()
 
     def _own(self) -> Tensor:
@@ -454,11 +454,6 @@ class Gathering:
         every[self._exchange.rank].copy_(self._rows)
         return every
 
-    def _bring(self, every: Tensor) -> None:
-        """Those of all others."""
-        for _ in self._receive(every):
-            pass
-
     def _receive(self, every: Tensor) -> Iterator[int]:
         """Ranks whose rows are there, in the order in which they send to this one."""
         for source in reversed(self._exchange.others):
@@ -466,6 +461,12 @@ class Gathering:
             self._exchange.release(source)
             yield source
         self._exchange.end()
+
+
+def _exhaust(sources: Iterator[int]) -> None:
+    """Let come what has not come yet."""
+    for _ in sources:
+        pass
 
 
 def start_to_scatter(rows: Tensor, place: Place) -> Callable[[], Tensor]:

@@ -308,9 +308,7 @@ def product_of_gathered(
     (source,) = sources
     if not _overlaps(place, source):
         (every,) = wait(start_all_gather(place, sources, dims=dims))
-        made = tuple(None if width is None else _of_rows(every, width) for width in widths)
-        product(every, *made)
-        return made
+        return _products(every, product, widths)
     _refuse_one_row(place, source, dims)
     with _named(place):
         return _overlap.gathered(source.contiguous(), product, widths, place)
@@ -431,9 +429,7 @@ def product_as_they_arrive(
 
     if not isinstance(pending.arriving, _overlap.Gathering):
         (every,) = wait(pending)
-        made = tuple(None if width is None else _of_rows(every, width) for width in widths)
-        product(every, *made)
-        return every, *made
+        return every, *_products(every, product, widths)
     with _named(pending.place):
         return pending.arriving.products(product, widths)
 
@@ -498,6 +494,15 @@ def _overlaps(place: Place, source: Tensor) -> bool:
         return False
     ranks = place.ranks
     return ranks.size() > 1 and ranks.group_name in _OVERLAPPING
+
+
+def _products(
+    rows: Tensor, product: Callable[..., object], widths: tuple[int | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """What `product` writes for rows that are all there."""
+    made = tuple(None if width is None else _of_rows(rows, width) for width in widths)
+    product(rows, *made)
+    return made
 
 
 def _of_rows(rows: Tensor, width: int) -> Tensor:
