@@ -320,6 +320,7 @@ def scattered_product(
     product: Callable[[Tensor], Tensor],
     *,
     dims: int = 1,
+    pieces: int = 1,
 ) -> Tensor:
     """This rank's rows of what `product` gives, added up over ranks.
 
@@ -328,6 +329,7 @@ def scattered_product(
         sources: one, of the same shape on all ranks.
         product: of any rows, each by itself, a row for each.
         dims: as of `start_reduce_scatter`.
+        pieces: in how many a rank's rows may be made, if that costs nothing.
 
     Raises:
         RuntimeError: as `start_reduce_scatter`.
@@ -339,7 +341,7 @@ def scattered_product(
     _refuse_one_row(place, source, dims)
     _refuse_unequal(place, source)
     with _named(place):
-        return _overlap.scattered(source.contiguous(), product, place)
+        return _overlap.scattered(source.contiguous(), product, place, pieces)
 
 
 def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:

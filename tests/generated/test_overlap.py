@@ -41,8 +41,8 @@ pseudo.seed(rank)
 
 class OnCpu(_overlap.Memory):
     def everywhere(self, ranks_of, shape, dtype):
-        OnCpu.made = getattr(OnCpu, "made", 0) + 1
-        name = f"{folder}/{OnCpu.made}-"
+        OnCpu.count = getattr(OnCpu, "count", 0) + 1
+        name = f"{folder}/{OnCpu.count}-"
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         with open(name + str(self.rank), "wb") as file:
             file.truncate(nbytes)
@@ -55,22 +55,47 @@ class OnCpu(_overlap.Memory):
 
     def begin(self, ranks_of):
         self.threads = [ThreadPoolExecutor(1) for _ in (_overlap.COPIES, _overlap.PRODUCTS)]
+        self.given = [[], []]
         dist.barrier()
 
-    def fork(self, *streams):
+    def fork(self, stream):
         pass
 
     def run(self, stream, function):
-        return self.threads[stream].submit(function)
+        self.threads[stream].submit(function).result()
 
-    def join(self, done):
-        done.result()
+    def give(self, stream, function, *words):
+        if stream is None:
+            function(*words)
+        else:
+            self.given[stream].append(self.threads[stream].submit(function, *words))
+
+    def copied(self, turn):
+        return self.so_far(_overlap.COPIES)
+
+    def made(self):
+        return self.so_far(_overlap.PRODUCTS)
+
+    def so_far(self, stream):
+        given, self.given[stream] = self.given[stream], []
+        return given
+
+    def join(self, done, stream=None):
+        self.give(stream, lambda: [each.result() for each in done])
 
     def handle(self, stream):
         self.threads[stream].submit(int).result()  # ops wait for nobody here: all are there
         return 0
 
-    def do(self, *ops):
+    def copy(self, target, rows, stream=None):
+        assert target.is_contiguous() and rows.is_contiguous()
+        assert target.shape == rows.shape and target.dtype == rows.dtype
+        self.give(stream, torch.no_grad()(target.copy_), rows)
+
+    def do(self, *ops, stream=None):
+        self.give(stream, self.do_now, *ops)
+
+    def do_now(self, *ops):
         for op in ops:
             word = ctypes.c_uint32.from_address(op.address)
             if op.code == _overlap.WRITE:
@@ -82,11 +107,16 @@ class OnCpu(_overlap.Memory):
                 assert time.monotonic() < until, f"waited for {op.value}, found {word.value}"
                 time.sleep(0)
 
-    def set(self, flags, value):
+    def set(self, flags, value, stream=None):
+        flags = [*flags]
+        self.give(stream, self.no_flags, flags)
+        super().set(flags, value, stream)
+
+    def no_flags(self, flags):
         for flag in flags:
             word = ctypes.c_uint32.from_address(flag)
             assert word.value == 0, "a flag that nobody has taken back"
-        super().set(flags, value)
+
 
 
 _overlap.Memory = OnCpu
@@ -177,7 +207,15 @@ def fail(every, first=0, end=0, stream=0):
     raise ValueError("an op that fails")
 
 
-for way in (lambda: broken.arriving(fail), lambda: second.products(fail, ())):
+def fail_of_others(every):
+    if every is not sent[0]:
+        raise ValueError("an op that fails")
+
+
+ways = [lambda: broken.arriving(fail), lambda: second.products(fail, ())]
+for failing in (fail, fail_of_others):
+    ways.append(lambda failing=failing: _overlap.gathered(sent[0], failing, (), here))
+for way in ways:
     try:
         way()
     except ValueError as error:
@@ -187,6 +225,39 @@ for way in (lambda: broken.arriving(fail), lambda: second.products(fail, ())):
 every, first, end = found[0]
 assert torch.equal(every[first:end], sent[0]) and (first, end) == (8 * rank, 8 * rank + 8)
 assert torch.equal(_overlap.Gathering(sent[0], here)(), every), "nothing else goes on after it"
+_overlap.PIECE, calls = 4, []
+
+
+def twice(rows):
+    calls.append(len(rows))
+    if failing and len(calls) > failing:
+        raise ValueError("an op that fails")
+    return rows + rows
+
+
+# Pieces of a rank's rows: as many as asked for, of few rows fewer, one where others are under way.
+for length, most, failing in ((9, 2, 0), (7, 2, 0), (9, 1, 0), (9, 2, 2 * ranks - 2), (9, 2, 0)):
+    rows, count = random(length * ranks, 64), 2 if most == 2 and length == 9 else 1
+    for pending in (False, True):
+        exchanges.clear()
+        calls.clear()
+        under_way = _overlap.Gathering(sent[0], here) if pending else None
+        failing = failing and (1 if pending else count) * (ranks - 1)
+        try:
+            found = _overlap.scattered(rows, twice, here, most)
+        except ValueError:
+            assert failing and len(calls) == failing + 1, calls
+            found = None
+        of_others = [5, 4] if count == 2 and not pending else [length]
+        assert calls == [each for each in of_others for _ in range(ranks - 1)] + [length], calls
+        assert len(exchanges) == len(of_others) + pending
+        parts = rows.new_empty(ranks, *rows.shape)
+        dist.all_gather_into_tensor(parts.flatten(0, 1), rows)
+        own = parts.unflatten(1, (ranks, -1))[:, rank].add(0).roll(-rank - 1, 0)
+        total = sum((2 * own[1:]).float(), (2 * own[0]).float()).bfloat16()
+        assert found is None and failing or torch.equal(found, total), (length, most, pending)
+        assert not pending or torch.equal(under_way(), every)
+exchanges.clear()
 if device == "cuda":
     x = random(sizes(64)[0], 64)
     tensor_parallel.overlap()
@@ -390,7 +461,9 @@ def test_counts_are_added_up_exactly(place: Place) -> None:
     add_rows = importlib.import_module(f"{name}._add_rows").add_rows
     odd = torch.tensor([2**24 + 1])
     for ranks in (2, 3, 4):
-        assert add_rows(torch.stack([odd] * (ranks - 1)), odd).equal(odd * ranks)
+        total = torch.zeros_like(odd)
+        add_rows(torch.stack([odd] * (ranks - 1)), odd, total)
+        assert total.equal(odd * ranks)
 
 
 def test_modules_of_several_collectives(place: Place, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ..ir.program import Argument, Check, Program, Segment
 from ..ir.segments import Collective, Start, Wait
 from ..ir.shapes import symbols
 from ..ir.step import Step
-from ..steps import definition, is_gemm
+from ..steps import adds_named_rows, definition, is_gemm
 from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER, SHARE, CollectiveDef
 from ..steps.gathered_gemm import multiplies_rows_of
 from .draft import Draft
@@ -37,7 +37,7 @@ def between_rows(draft: Draft, whole: Program) -> tuple[int, ...]:
     leaving = (
         place
         for place, step in last
-        if (_adds_rows(step) or _is_product(step)) and step.out in scattered
+        if (adds_named_rows(step) or _is_product(step)) and step.out in scattered
     )
     return tuple(sorted({*behind_product(draft, whole), *leaving}))
 
@@ -68,11 +68,6 @@ def _first_product(steps: tuple[Step, ...]) -> int:
             return place
         made |= {*step.writes}
     return len(steps)
-
-
-def _adds_rows(step: Step) -> bool:
-    kind = definition(step.primitive)
-    return bool(kind.named) and {each.slot for each in step.inputs} == {kind.moves, kind.named}
 
 
 def _is_product(step: Step) -> bool:
@@ -130,7 +125,7 @@ def _rows_of_last(op: Program) -> str:
     step, *others = op.steps
     if others or op.gives != step.writes:
         return ""
-    if _adds_rows(step):
+    if adds_named_rows(step):
         return step.input(definition(step.primitive).named) or ""
     return (step.input("a") or "") if _is_product(step) else ""
 

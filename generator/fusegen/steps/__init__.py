@@ -151,6 +151,12 @@ def sums_rows(step: Step) -> bool:
     return has(step, Trait.SUMS_ROWS)
 
 
+def adds_named_rows(step: Step) -> bool:
+    """Whether all it does is to add up, for each row of its result, the rows that one names."""
+    kind = definition(step.primitive)
+    return bool(kind.named) and {each.slot for each in step.inputs} == {kind.moves, kind.named}
+
+
 def quantizes(step: Step) -> bool:
     """Whether it makes quantised copies, and nothing else."""
     return has(step, Trait.QUANTIZES)

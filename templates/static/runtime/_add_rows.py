@@ -42,23 +42,26 @@ if has_triton_package():
         tl.store(total + at, found, mask=inside)
 
 
-def add_rows(others: Tensor, own: Tensor) -> Tensor:
+def add_rows(others: Tensor, own: Tensor, total: Tensor) -> None:
     """Terms and one more, added up in fp32 in their order and rounded once; of integers exact.
 
     Args:
         others: [terms, ...], each of which is contiguous.
         own: [...], contiguous, of the same type.
+        total: where their sum goes, the own ones or others of their shape and type.
     """
     if len(others) == 1:
-        return others[0] + own
+        torch.add(others[0], own, out=total)
+        return
     if not own.is_floating_point():
-        return others.sum(0, dtype=own.dtype) + own
-    total, count, pitch = torch.empty_like(own), own.numel(), others.stride(0)
+        torch.add(others.sum(0, dtype=own.dtype), own, out=total)
+        return
+    count, pitch = own.numel(), others.stride(0)
     whole = count % _ALIGNED == pitch % _ALIGNED == 0
     if not (own.is_cuda and whole and has_triton()):
         first, *rest = others
-        return sum((*rest, own), first.float()).to(own.dtype)
-    if count:
+        total.copy_(sum((*rest, own), first.float()))
+    elif count:
         with torch.cuda.device(own.device):
             _add[(-(-count // _ELEMENTS),)](
                 others,
@@ -70,4 +73,3 @@ def add_rows(others: Tensor, own: Tensor) -> Tensor:
                 ELEMENTS=_ELEMENTS,
                 ALIGNED=_ALIGNED,
             )
-    return total

@@ -22,7 +22,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -37,10 +38,11 @@ from ._place import Place
 T = TypeVar("T")
 TURNS = 2  # buffers from each rank, taken in turn: one is filled while the other one is read
 FULL, FREE = 0, 1  # of flags: rows have come; there is room for rows
-WHAT = ("rows of", "room at")  # they tell, in words
-COPIES, PRODUCTS = 0, 1  # of streams
 ROOM = 1  # value of the latter
+WHAT = ("rows of", "room at")  # they tell, in words
+COPIES, PRODUCTS = 0, 1  # of streams; None is the current one
 _ROUND = 2**21  # bytes
+PIECE = 2048  # rows of a piece, at least: one more costs streams some 10 us, the host as much again
 _VIEWS = 256  # of buffers, that are kept: numbers of tokens may differ from call to call
 WAITS, CAME = 0, 1  # of marks: the number of what a stream waits for; a wait has ended
 TIMEOUT = timedelta(minutes=10)  # NCCL's in PyTorch
@@ -130,33 +132,64 @@ class Memory:
 
     def begin(self, ranks: Any) -> None:
         """Wait until all ranks have come so far."""
+        self._device = torch.cuda.current_device()
         self.streams = [torch.cuda.Stream() for _ in (COPIES, PRODUCTS)]
+        self._handles = [each.cuda_stream for each in self.streams]
+        self._forks, self._copied, self._made = _event(), [_event() for _ in range(TURNS)], _event()
         torch.cuda.synchronize()
         torch.distributed.barrier(ranks)
 
-    def fork(self, *streams: int) -> None:
-        """Streams of this memory go on after what is now on the current one."""
-        done = torch.cuda.current_stream().record_event()
-        for each in streams:
-            self.streams[each].wait_event(done)
+    def fork(self, stream: int) -> None:
+        """A stream of this memory goes on after what is now on the current one."""
+        _driver("cuEventRecord", self._forks, self.handle(None))
+        _driver("cuStreamWaitEvent", self._handles[stream], self._forks, 0)
 
-    def run(self, stream: int, function: Callable[[], object]) -> Any:
-        """Call a function with one of these streams as the current one; gives what `join` takes."""
+    def run(self, stream: int, function: Callable[[], object]) -> None:
+        """Call a function with one of these streams as the current one."""
         with torch.cuda.stream(self.streams[stream]):
             function()
-            return torch.cuda.current_stream().record_event()
 
-    def join(self, done: Any) -> None:
-        """The current stream goes on after what a function did, and not after what came behind."""
-        torch.cuda.current_stream().wait_event(done)
+    def copied(self, turn: int) -> Any:
+        """What the stream of copies has been given, of which the last is of a turn, for `join`.
 
-    def handle(self, stream: int) -> int:
-        """One of these streams, as ops know it."""
-        handle: int = self.streams[stream].cuda_stream
-        return handle
+        It lasts until the next one of that turn.
+        """
+        return self._recorded(self._copied[turn], COPIES)
 
-    def take(self, kind: int, turn: int, of: tuple[int, ...], value: int, place: str) -> None:
-        """The current stream goes on once flags of this rank have a value, and sets them to 0.
+    def made(self) -> Any:
+        """What the stream of products has been given, for `join`; it lasts until the next one."""
+        return self._recorded(self._made, PRODUCTS)
+
+    def _recorded(self, event: int, stream: int) -> int:
+        _driver("cuEventRecord", event, self._handles[stream])
+        return event
+
+    def join(self, done: Any, stream: int | None = None) -> None:
+        """A stream goes on after what another one had been given, and not after what came behind."""
+        _driver("cuStreamWaitEvent", self.handle(stream), done, 0)
+
+    def handle(self, stream: int | None) -> int:
+        """A stream, as ops know it."""
+        if stream is None:
+            return torch._C._cuda_getCurrentRawStream(self._device)
+        return self._handles[stream]
+
+    def copy(self, target: Tensor, rows: Tensor, stream: int | None = None) -> None:
+        """A stream copies rows to as many of the same type; both are contiguous."""
+        if nbytes := rows.nbytes:
+            pointers = target.data_ptr(), rows.data_ptr()
+            _driver("cuMemcpyAsync", *pointers, nbytes, self.handle(stream))
+
+    def take(
+        self,
+        kind: int,
+        turn: int,
+        of: tuple[int, ...],
+        value: int,
+        place: str,
+        stream: int | None = None,
+    ) -> None:
+        """A stream goes on once flags of this rank have a value, and sets them to 0.
 
         All in one: a stream takes some 2 us to begin with such ops, and 1 for each.
 
@@ -164,8 +197,9 @@ class Memory:
             kind, turn, of: which flags, one for each rank.
             value: that it waits for.
             place: where, in words.
+            stream: which.
         """
-        self.do(*self._taking(kind, turn, of, value, place))
+        self.do(*self._taking(kind, turn, of, value, place), stream=stream)
 
     def _take(
         self, kind: int, turn: int, of: tuple[int, ...], value: int, place: str
@@ -179,16 +213,14 @@ class Memory:
         )
         return *(op for each in taking for op in each), *after
 
-    def set(self, flags: Sequence[int], value: int) -> None:
-        """The current stream sets flags, for whoever then sees all that it has written."""
-        self.do(*(Op(WRITE, flag, value) for flag in flags))
+    def set(self, flags: Iterable[int], value: int, stream: int | None = None) -> None:
+        """A stream sets flags, for whoever then sees all that it has written."""
+        self.do(*(Op(WRITE, flag, value) for flag in flags), stream=stream)
 
-    def do(self, *ops: Op) -> None:
-        """The current stream does them, one after the other."""
+    def do(self, *ops: Op, stream: int | None = None) -> None:
+        """A stream does them, one after the other."""
         params = _params(ops)
-        stream = torch.cuda.current_stream().cuda_stream
-        if code := _driver()(stream, len(params), params, 0):
-            raise RuntimeError(f"overlap: cuStreamBatchMemOp: CUDA driver error {code}")
+        _driver("cuStreamBatchMemOp_v2", self.handle(stream), len(params), params, 0)
 
     def flag(self, rank: int, kind: int, turn: int, of: int) -> int:
         """Its address."""
@@ -249,7 +281,8 @@ class Exchange:
         self._place = place.words
         self.rank, self._like = self.memory.rank, (shape, dtype)
         self._full = ROOM + _nbytes(shape, dtype)
-        self._sent: list[tuple[Mapping[int, Tensor], Any]] = []
+        self._sent: list[Mapping[int, Tensor]] = []
+        self._copied: Any = None
         self._late: list[Mapping[int, Tensor]] = []
         self.others = _others(self.rank, self.memory.size)
 
@@ -264,20 +297,22 @@ class Exchange:
         return next(each for each in self._open if each._turn == self._turn)
 
     def _send(self, parts: Mapping[int, Tensor]) -> None:
-        self.memory.fork(COPIES)
-        # Kept until `end`: the allocator knows of no other stream that reads it.
-        self._sent.append((parts, self.memory.run(COPIES, partial(self._copy, parts))))
-
-    def _copy(self, parts: Mapping[int, Tensor]) -> None:
-        memory = self.memory
-        memory.take(FREE, self._turn, (*parts,), ROOM, self._place)
+        memory, turn = self.memory, self._turn
+        memory.fork(COPIES)
+        memory.take(FREE, turn, (*parts,), ROOM, self._place, COPIES)
         for target, rows in parts.items():
-            buffer = memory.buffer(target, self._turn, self.rank, *self._like)
-            buffer.copy_(rows, non_blocking=True)
-            memory.set([memory.flag(target, FULL, self._turn, self.rank)], self._full)
+            memory.copy(memory.buffer(target, turn, self.rank, *self._like), rows, COPIES)
+            memory.set([memory.flag(target, FULL, turn, self.rank)], self._full, COPIES)
+        # Kept until `end`: the allocator knows of no other stream that reads it.
+        self._sent.append(parts)
+        self._copied = memory.copied(turn)
 
-    def received(self, source: int | None = None) -> Tensor:
+    def received(self, source: int | None = None, stream: int | None = None) -> Tensor:
         """What a rank sends, once it is there; without one, what all others do, [ranks - 1, ...].
+
+        Args:
+            source: the rank.
+            stream: which waits for it.
 
         Raises:
             RuntimeError: the buffer has what came for an exchange before, which has not ended.
@@ -288,21 +323,30 @@ class Exchange:
                 "and one before this was not"
             )
         memory = self.memory
-        memory.take(FULL, self._turn, self._of(source), self._full, self._place)
+        memory.take(FULL, self._turn, self._of(source), self._full, self._place, stream)
         return memory.buffer(self.rank, self._turn, source, *self._like)
 
-    def release(self, source: int | None = None) -> None:
+    def release(self, source: int | None = None, stream: int | None = None) -> None:
         """What it sent has been read; without one, what all others did."""
         free = partial(self.memory.flag, kind=FREE, turn=self._turn, of=self.rank)
-        self.memory.set([free(each) for each in self._of(source)], ROOM)
+        self.memory.set(map(free, self._of(source)), ROOM, stream)
 
     def _of(self, source: int | None) -> tuple[int, ...]:
         return self.others if source is None else (source,)
 
-    def end(self) -> None:
-        """The current stream goes on after all that this rank sends."""
-        for _, done in self._sent:
-            self.memory.join(done)
+    def arrivals(self, stream: int | None = None) -> Iterator[tuple[int, Tensor]]:
+        """What each rank sends, and which, in the order in which they send to this one; the
+        exchange ends behind the last.  Each is let go of where the next is asked for.
+        """
+        for source in reversed(self.others):
+            yield source, self.received(source, stream)
+            self.release(source, stream)
+        self.end(stream)
+
+    def end(self, stream: int | None = None) -> None:
+        """A stream goes on after all that this rank sends."""
+        if self._sent:
+            self.memory.join(self._copied, stream)
         self._sent.clear()
         self._open.remove(self)
         later = next((each for each in self._open if each._turn == self._turn), None)
@@ -332,18 +376,33 @@ def gathered(
     """
     exchange = _exchange(place, tuple(rows.shape), rows.dtype)
     exchange.send(dict.fromkeys(exchange.others, rows))
-    made = _Made(rows, exchange.memory.size, widths)
+    memory, arrivals = exchange.memory, exchange.arrivals()
+    made = _Made(rows, memory.size, widths)
 
     def others() -> None:
-        for source in reversed(exchange.others):  # in the order in which they send to this one
-            product(exchange.received(source), *made.of_rank(source))
-            exchange.release(source)
+        for source, found in arrivals:
+            product(found, *made.of_rank(source))
 
-    exchange.memory.fork(PRODUCTS)
-    product(rows, *made.of_rank(exchange.rank))
-    exchange.memory.join(exchange.memory.run(PRODUCTS, others))
-    exchange.end()
+    with _beside(memory, arrivals):
+        product(rows, *made.of_rank(exchange.rank))
+        memory.run(PRODUCTS, others)
     return made.whole()
+
+
+@contextmanager
+def _beside(memory: Memory, arrivals: Iterator[object]) -> Iterator[None]:
+    """What the stream of products is given goes beside the current one, which then joins it.
+
+    Whatever fails, all arrives: other ranks wait for this one, and streams may still write.
+    """
+    memory.fork(PRODUCTS)
+    try:
+        yield
+    except BaseException:
+        memory.run(PRODUCTS, partial(_exhaust, arrivals))
+        raise
+    finally:
+        memory.join(memory.made())
 
 
 class _Made:
@@ -368,7 +427,9 @@ class _Made:
         return tuple(None if each is None else each.flatten(0, 1) for each in self._made)
 
 
-def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], place: Place) -> Tensor:
+def scattered(
+    rows: Tensor, product: Callable[[Tensor], Tensor], place: Place, pieces: int
+) -> Tensor:
     """This rank's rows of a product, added up over ranks and rounded once.
 
     Its own come last, behind the others and not beside them: of two products that may run, a graph
@@ -378,17 +439,35 @@ def scattered(rows: Tensor, product: Callable[[Tensor], Tensor], place: Place) -
         rows: [T, ...], contiguous, of whose product each rank gets as many rows.
         product: of rows of one rank.
         place: where.
+        pieces: in how many a rank's rows are made and sent, at most: the first travels while the
+            second is made.  Of few rows, or beside other exchanges, they are not divided.
     """
     own, size = place.ranks.rank(), place.ranks.size()
     parts = rows.chunk(size)
-    exchange = None
-    for target in _others(own, size):
-        part = product(parts[target])
-        if exchange is None:
-            exchange = _exchange(place, tuple(part.shape), part.dtype)
-        exchange.send({target: part})
-    assert exchange is not None, "a rank alone has nobody to scatter to"
-    return _add_up(exchange, product(parts[own]))
+    exchanges = []
+    for each in zip(*(part.chunk(_pieces(place, part, pieces)) for part in parts), strict=True):
+        exchange = None
+        for target in _others(own, size):
+            part = product(each[target])
+            if exchange is None:
+                exchange = _exchange(place, tuple(part.shape), part.dtype)
+                exchanges.append(exchange)
+            exchange.send({target: part})
+    try:
+        total = product(parts[own])
+    except BaseException:  # other ranks wait for this one to have read what they sent
+        _exhaust(each for exchange in exchanges for each in exchange.arrivals())
+        raise
+    for exchange, piece in zip(exchanges, total.chunk(len(exchanges)), strict=True):
+        _add_up(exchange, piece, piece)
+    return total
+
+
+def _pieces(place: Place, part: Tensor, most: int) -> int:
+    """How many of a rank's rows: as many as there are buffers that nothing else waits in."""
+    group = _GROUPS.get(place.ranks)
+    free = TURNS if group is None or not group.open else 1
+    return max(min(most, free, len(part) // PIECE), 1)
 
 
 class Gathering:
@@ -419,7 +498,8 @@ class Gathering:
         memory, own = self._exchange.memory, self._rows.shape[:-1].numel()
         every = self._own()
         memory.fork(PRODUCTS)
-        there = memory.run(PRODUCTS, partial(_exhaust, self._receive(every)))
+        _exhaust(self._receive(every, PRODUCTS))
+        there = memory.made()
         first = own * self._exchange.rank
         try:
             made = op(every.flatten(0, 1), first, first + own, memory.handle(PRODUCTS))
@@ -439,33 +519,27 @@ class Gathering:
             for source in sources:
                 product(every[source], *made.of_rank(source))
 
-        memory.fork(PRODUCTS)
-        try:
+        with _beside(memory, sources):
             product(self._rows, *made.of_rank(memory.rank))
-            memory.join(memory.run(PRODUCTS, others))
-        except BaseException:  # other ranks wait for this one, and streams may still write
-            memory.join(memory.run(PRODUCTS, partial(_exhaust, sources)))
-            raise
+            memory.run(PRODUCTS, others)
         return every.flatten(0, 1), *made.whole()
 
     def _own(self) -> Tensor:
         """Room for the rows of all ranks, with this rank's."""
         every = self._rows.new_empty(self._exchange.memory.size, *self._rows.shape)
-        every[self._exchange.rank].copy_(self._rows)
+        self._exchange.memory.copy(every[self._exchange.rank], self._rows)
         return every
 
-    def _receive(self, every: Tensor) -> Iterator[int]:
+    def _receive(self, every: Tensor, stream: int | None = None) -> Iterator[int]:
         """Ranks whose rows are there, in the order in which they send to this one."""
-        for source in reversed(self._exchange.others):
-            every[source].copy_(self._exchange.received(source))
-            self._exchange.release(source)
+        for source, rows in self._exchange.arrivals(stream):
+            self._exchange.memory.copy(every[source], rows, stream)
             yield source
-        self._exchange.end()
 
 
-def _exhaust(sources: Iterator[int]) -> None:
+def _exhaust(arrivals: Iterator[object]) -> None:
     """Let come what has not come yet."""
-    for _ in sources:
+    for _ in arrivals:
         pass
 
 
@@ -482,15 +556,21 @@ def start_to_scatter(rows: Tensor, place: Place) -> Callable[[], Tensor]:
     parts = rows.chunk(place.ranks.size())
     exchange = _exchange(place, tuple(parts[0].shape), rows.dtype)
     exchange.send({target: parts[target] for target in exchange.others})
-    return partial(_add_up, exchange, parts[exchange.rank])
+    own = parts[exchange.rank]
+
+    def add_up() -> Tensor:
+        total = torch.empty_like(own)
+        _add_up(exchange, own, total)
+        return total
+
+    return add_up
 
 
-def _add_up(exchange: Exchange, own: Tensor) -> Tensor:
+def _add_up(exchange: Exchange, own: Tensor, total: Tensor) -> None:
     """A rank's own rows and those that it is sent: of those behind it in a circle, then its own."""
-    total = add_rows(exchange.received(), own)
+    add_rows(exchange.received(), own, total)
     exchange.release()
     exchange.end()
-    return total
 
 
 class _Group:
@@ -582,8 +662,36 @@ def _params(ops: tuple[Op, ...]) -> Any:
     return (_Param * len(ops))(*each)
 
 
+def _event() -> int:
+    """An event, for streams alone, as the driver knows it."""
+    event = ctypes.c_void_p()
+    disable_timing = 2  # CU_EVENT_DISABLE_TIMING
+    _driver("cuEventCreate", ctypes.byref(event), disable_timing)
+    assert event.value is not None
+    return event.value
+
+
+def _driver(name: str, *words: Any) -> None:
+    """Call the driver: a stream or an event of PyTorch's costs the host more than what it does.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    if code := _function(name)(*words):
+        raise RuntimeError(f"overlap: {name}: CUDA driver error {code}")
+
+
 @cache
-def _driver() -> Any:
-    found = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
-    found.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)
+def _function(name: str) -> Any:
+    found = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    found.argtypes = _ARGUMENTS[name]
     return found
+
+
+_ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
+    "cuEventCreate": (ctypes.c_void_p, ctypes.c_uint),
+    "cuEventRecord": (ctypes.c_void_p, ctypes.c_void_p),
+    "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p),
+    "cuStreamBatchMemOp_v2": (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint),
+    "cuStreamWaitEvent": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
+}

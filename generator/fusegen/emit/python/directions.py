@@ -10,6 +10,7 @@ from ...ir.plan import ModulePlan
 from ...ir.program import Argument, Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
 from ...ir.shapes import Expr, Sym, substitute, symbols, to_python
+from ...steps import adds_named_rows
 from ...steps.collectives import ALL_GATHER, REDUCE_SCATTER, CollectiveDef, collective
 from .conditions import Conditions, named_conditions
 from .words import attribute_text, bind_lines, return_annotation, tensor_text
@@ -49,6 +50,9 @@ def group_names(*directions: Direction | None) -> tuple[str, ...]:
     """Keywords of these."""
     return tuple(group.name for group in groups_of(*directions))
 
+
+_PIECES = 2
+"""In how many a rank's sums of rows are made and sent: the first travels beside the second."""
 
 LEFT = "left"
 """What the function of a backward that lets go of memory calls what the forward left."""
@@ -242,6 +246,8 @@ class _Printer:
         product = f"lambda {rows}: {self._product(op, conditions)}"
         words = [self._place(start), _tuple([rows]), product]
         words += self._dimensions(start)
+        if adds_named_rows(op.steps[0]):  # in pieces it takes as long
+            words.append(f"pieces={_PIECES}")
         return f"{result} = _collectives.scattered_product({', '.join(words)})"
 
     def _arriving(self, wait: Wait, op: Program, conditions: Conditions) -> str:
