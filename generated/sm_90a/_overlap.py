@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -36,6 +36,7 @@ from ._add_rows import add_rows
 from ._place import Place
 
 T = TypeVar("T")
+Like = tuple[tuple[int, ...], torch.dtype]  # shape and type
 TURNS = 2  # buffers from each rank, taken in turn: one is filled while the other one is read
 FULL, FREE = 0, 1  # of flags: rows have come; there is room for rows
 ROOM = 1  # value of the latter
@@ -43,6 +44,8 @@ WHAT = ("rows of", "room at")  # they tell, in words
 COPIES, PRODUCTS = 0, 1  # of streams; None is the current one
 _ROUND = 2**21  # bytes
 PIECE = 2048  # rows of a piece, at least: one more costs streams some 10 us, the host as much again
+SMALL = 2**21  # bytes of what is sent with others: it takes the link less time than streams a flag
+_ALIGNED = 256  # bytes: where what is sent together begins
 _VIEWS = 256  # of buffers, that are kept: numbers of tokens may differ from call to call
 WAITS, CAME = 0, 1  # of marks: the number of what a stream waits for; a wait has ended
 TIMEOUT = timedelta(minutes=10)  # NCCL's in PyTorch
@@ -165,7 +168,7 @@ class Memory:
         return event
 
     def join(self, done: Any, stream: int | None = None) -> None:
-        """A stream goes on after what another one had been given, and not after what came behind."""
+        """A stream goes on after what another had been given, and not after what came behind."""
         _driver("cuStreamWaitEvent", self.handle(stream), done, 0)
 
     def handle(self, stream: int | None) -> int:
@@ -248,11 +251,12 @@ class Memory:
         sender: int | None,
         shape: tuple[int, ...],
         dtype: torch.dtype,
+        begin: int = 0,
     ) -> Tensor:
-        """A rank's buffer for what a sender sends, as a tensor of that; without one, those of all
-        [size - 1, *shape].
+        """A rank's buffer for what a sender sends, as a tensor of that from a byte on; without a
+        sender, those of all [size - 1, *shape].
         """
-        rows = self.buffers[rank][turn, :, : _nbytes(shape, dtype)]
+        rows = self.buffers[rank][turn, :, begin : begin + _nbytes(shape, dtype)]
         whole = rows.view(dtype).view(self.size - 1, *shape)
         return whole if sender is None else whole[(sender - rank - 1) % self.size]
 
@@ -271,37 +275,40 @@ class Exchange:
     Args:
         group: whose memory it is.
         place: where the call is.
-        shape, dtype: of what is in a buffer.
+        likes: shapes and types of what lies in a buffer, one behind the other.
+        as_bytes: whether what is received is bytes, of all of it; else of the first one's type.
     """
 
-    def __init__(
-        self, group: _Group, place: Place, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> None:
-        self.memory, self._turn, self._open = group.memories[-1], group.turn, group.open
-        self._place = place.words
-        self.rank, self._like = self.memory.rank, (shape, dtype)
-        self._full = ROOM + _nbytes(shape, dtype)
-        self._sent: list[Mapping[int, Tensor]] = []
+    def __init__(self, group: _Group, place: Place, *likes: Like, as_bytes: bool = False) -> None:
+        *self._begins, nbytes = _offsets(likes)
+        self.memory, self._turn = group.take_turn(place.ranks, nbytes)
+        self._group, self._place, self._full = group, place.words, ROOM + nbytes
+        self._like = ((nbytes,), torch.uint8) if as_bytes else likes[0]
+        self._sent: list[Mapping[int, Sequence[Tensor]]] = []
+        self._late: list[Mapping[int, Sequence[Tensor]]] = []
         self._copied: Any = None
-        self._late: list[Mapping[int, Tensor]] = []
+        self.rank = self.memory.rank
         self.others = _others(self.rank, self.memory.size)
+        group.open.append(self)
 
-    def send(self, parts: Mapping[int, Tensor]) -> None:
-        """Copy rows to ranks, when they have room for them; whatever else runs meanwhile."""
+    def send(self, parts: Mapping[int, Sequence[Tensor]]) -> None:
+        """Copy to ranks what each gets, when they have room; whatever else runs meanwhile."""
         if self._first_of_turn() is self:
             self._send(parts)
         else:
             self._late.append(parts)
 
     def _first_of_turn(self) -> Exchange:
-        return next(each for each in self._open if each._turn == self._turn)
+        return next(each for each in self._group.open if each._turn == self._turn)
 
-    def _send(self, parts: Mapping[int, Tensor]) -> None:
+    def _send(self, parts: Mapping[int, Sequence[Tensor]]) -> None:
         memory, turn = self.memory, self._turn
         memory.fork(COPIES)
         memory.take(FREE, turn, (*parts,), ROOM, self._place, COPIES)
-        for target, rows in parts.items():
-            memory.copy(memory.buffer(target, turn, self.rank, *self._like), rows, COPIES)
+        for target, tensors in parts.items():
+            for begin, each in zip(self._begins, tensors, strict=True):
+                like = tuple(each.shape), each.dtype
+                memory.copy(memory.buffer(target, turn, self.rank, *like, begin), each, COPIES)
             memory.set([memory.flag(target, FULL, turn, self.rank)], self._full, COPIES)
         # Kept until `end`: the allocator knows of no other stream that reads it.
         self._sent.append(parts)
@@ -322,6 +329,7 @@ class Exchange:
                 "overlap: collectives of a group are waited for in the order in which they start, "
                 "and one before this was not"
             )
+        self._group.send()
         memory = self.memory
         memory.take(FULL, self._turn, self._of(source), self._full, self._place, stream)
         return memory.buffer(self.rank, self._turn, source, *self._like)
@@ -348,12 +356,127 @@ class Exchange:
         if self._sent:
             self.memory.join(self._copied, stream)
         self._sent.clear()
-        self._open.remove(self)
-        later = next((each for each in self._open if each._turn == self._turn), None)
+        still = self._group.open
+        still.remove(self)
+        later = next((each for each in still if each._turn == self._turn), None)
         if later is not None:
             for parts in later._late:
                 later._send(parts)
             later._late.clear()
+
+
+class Small:
+    """An exchange of something small, which is sent together with others.
+
+    They go off when anything of the group is waited for, or something large is sent: on every rank
+    the same do.  Each flag that a stream sets or waits for takes it longer than bytes take the
+    link.
+
+    Args:
+        group: whose memory it will lie in.
+        place: where the call is.
+        like: shape and type of what is in a buffer.
+    """
+
+    def __init__(self, group: _Group, place: Place, like: Like) -> None:
+        self.place, self.like, self.parts = place, like, dict[int, Tensor]()
+        self.rank = place.ranks.rank()
+        self.others = _others(self.rank, place.ranks.size())
+        self._batch, self._index = group.batch, len(group.batch.members)
+        self._batch.members.append(self)
+
+    @property
+    def memory(self) -> Memory:
+        """Where it lies, for which it is sent."""
+        return self._batch.exchange.memory
+
+    def send(self, parts: Mapping[int, Sequence[Tensor]]) -> None:
+        """As an exchange's."""
+        self.parts |= {target: part for target, (part,) in parts.items()}
+
+    def received(self, source: int | None = None, stream: int | None = None) -> Tensor:
+        """As an exchange's; the current stream receives it, whichever goes on with it."""
+        rows = self._batch.received(self._index)
+        if stream is not None:
+            self.memory.fork(stream)
+        return rows if source is None else rows[self.others.index(source)]
+
+    def release(self, source: int | None = None, stream: int | None = None) -> None:
+        """Nothing: it has left the buffers."""
+
+    def arrivals(self, stream: int | None = None) -> Iterator[tuple[int, Tensor]]:
+        """As an exchange's."""
+        for source in reversed(self.others):
+            yield source, self.received(source, stream)
+
+    def end(self, stream: int | None = None) -> None:
+        """Nothing: the exchange that it is a part of ended where it left the buffers."""
+
+
+class Batch:
+    """Small exchanges of a group that are sent together.
+
+    What a member sends does not change until then: no step writes what a collective reads.
+
+    Attributes:
+        members: in their order; those that have nothing to send are left out, since what was to
+            make it failed.
+    """
+
+    def __init__(self, group: _Group) -> None:
+        self.members: list[Small] = []
+        self._group = group
+        self._begins: dict[int, int] = {}
+        self._found: Tensor | None = None
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """The one exchange that they are, which begins here."""
+        self._group.batch = Batch(self._group)
+        whole = {at: m for at, m in enumerate(self.members) if {*m.others} == {*m.parts}}
+        likes = [each.like for each in whole.values()]
+        self._begins = dict(zip(whole, _offsets(likes), strict=False))
+        first = self.members[0]
+        exchange = Exchange(self._group, first.place, *likes, as_bytes=True)
+        sent = {each: tuple(m.parts[each] for m in whole.values()) for each in first.others}
+        exchange.send(sent)
+        return exchange
+
+    def received(self, index: int) -> Tensor:
+        """What all other ranks sent of a member [ranks - 1, *shape], behind each other in a
+        circle; all that came together leaves the buffers at once.
+        """
+        if self._found is None:
+            exchange = self.exchange
+            self._found = _copied(exchange.received(), exchange.memory)
+            exchange.release()
+            exchange.end()
+            for each in self.members:
+                each.parts.clear()
+        begin, (shape, dtype) = self._begins[index], self.members[index].like
+        rows = self._found[:, begin : begin + _nbytes(shape, dtype)].view(dtype)
+        return rows.view(len(rows), *shape)
+
+
+def _copied(rows: Tensor, memory: Memory) -> Tensor:
+    """Bytes of ranks [ranks - 1, n], each of which begin where any type may."""
+    nbytes = rows.shape[1]
+    pitch = (nbytes // _ALIGNED + 1) * _ALIGNED
+    found = torch.empty(len(rows), pitch, dtype=rows.dtype, device=rows.device)[:, :nbytes]
+    for here, there in zip(found, rows, strict=True):
+        memory.copy(here, there)
+    return found
+
+
+def _offsets(likes: Sequence[Like]) -> list[int]:
+    """Where each begins of what lies one behind the other, in bytes; and where the last one ends,
+    to which nothing is added.
+    """
+    begins, end = [], 0
+    for like in likes:
+        begins.append(-(-end // _ALIGNED) * _ALIGNED)
+        end = begins[-1] + _nbytes(*like)
+    return [*begins, end]
 
 
 def _others(rank: int, size: int) -> tuple[int, ...]:
@@ -374,8 +497,8 @@ def gathered(
         widths: columns of each; None for one that is not wanted.
         place: where.
     """
-    exchange = _exchange(place, tuple(rows.shape), rows.dtype)
-    exchange.send(dict.fromkeys(exchange.others, rows))
+    exchange = _exchange(place, rows)
+    exchange.send(dict.fromkeys(exchange.others, (rows,)))
     memory, arrivals = exchange.memory, exchange.arrivals()
     made = _Made(rows, memory.size, widths)
 
@@ -450,9 +573,9 @@ def scattered(
         for target in _others(own, size):
             part = product(each[target])
             if exchange is None:
-                exchange = _exchange(place, tuple(part.shape), part.dtype)
+                exchange = _exchange(place, part)
                 exchanges.append(exchange)
-            exchange.send({target: part})
+            exchange.send({target: (part,)})
     try:
         total = product(parts[own])
     except BaseException:  # other ranks wait for this one to have read what they sent
@@ -476,15 +599,18 @@ class Gathering:
     Args:
         rows: [T, ...], this rank's, contiguous, as many on all.
         place: where.
+        ahead: whether they take their place among those of all at once, before there is anything to
+            wait for; else when they are waited for, which is when the memory is needed.
     """
 
-    def __init__(self, rows: Tensor, place: Place) -> None:
-        self._rows, self._exchange = rows, _exchange(place, tuple(rows.shape), rows.dtype)
-        self._exchange.send(dict.fromkeys(self._exchange.others, rows))
+    def __init__(self, rows: Tensor, place: Place, ahead: bool = False) -> None:
+        self._rows, self._exchange = rows, _exchange(place, rows)
+        self._exchange.send(dict.fromkeys(self._exchange.others, (rows,)))
+        self._every = self._own() if ahead else None
 
     def __call__(self) -> Tensor:
         """Those of all, in their order."""
-        every = self._own()
+        every = self._all()
         _exhaust(self._receive(every))
         return every.flatten(0, 1)
 
@@ -496,7 +622,7 @@ class Gathering:
                 and of the handle of a stream that brings the others.
         """
         memory, own = self._exchange.memory, self._rows.shape[:-1].numel()
-        every = self._own()
+        every = self._all()
         memory.fork(PRODUCTS)
         _exhaust(self._receive(every, PRODUCTS))
         there = memory.made()
@@ -511,7 +637,7 @@ class Gathering:
         self, product: Callable[..., object], widths: tuple[int | None, ...]
     ) -> tuple[Tensor | None, ...]:
         """The same, and products of them, as `gathered` makes them."""
-        memory, every = self._exchange.memory, self._own()
+        memory, every = self._exchange.memory, self._all()
         made = _Made(self._rows, memory.size, widths)
         sources = self._receive(every)
 
@@ -523,6 +649,11 @@ class Gathering:
             product(self._rows, *made.of_rank(memory.rank))
             memory.run(PRODUCTS, others)
         return every.flatten(0, 1), *made.whole()
+
+    def _all(self) -> Tensor:
+        """The same, once."""
+        every, self._every = self._every, None
+        return self._own() if every is None else every
 
     def _own(self) -> Tensor:
         """Room for the rows of all ranks, with this rank's."""
@@ -554,8 +685,8 @@ def start_to_scatter(rows: Tensor, place: Place) -> Callable[[], Tensor]:
         What gives this rank's, added up over ranks as `scattered` does.
     """
     parts = rows.chunk(place.ranks.size())
-    exchange = _exchange(place, tuple(parts[0].shape), rows.dtype)
-    exchange.send({target: parts[target] for target in exchange.others})
+    exchange = _exchange(place, parts[0])
+    exchange.send({target: (parts[target],) for target in exchange.others})
     own = parts[exchange.rank]
 
     def add_up() -> Tensor:
@@ -566,7 +697,7 @@ def start_to_scatter(rows: Tensor, place: Place) -> Callable[[], Tensor]:
     return add_up
 
 
-def _add_up(exchange: Exchange, own: Tensor, total: Tensor) -> None:
+def _add_up(exchange: Exchange | Small, own: Tensor, total: Tensor) -> None:
     """A rank's own rows and those that it is sent: of those behind it in a circle, then its own."""
     add_rows(exchange.received(), own, total)
     exchange.release()
@@ -578,14 +709,39 @@ class _Group:
     the exchanges that go on there.
 
     Attributes:
+        open: exchanges, in the order in which they began.
+        batch: of what is sent next of small ones.
         limit_s: seconds that a wait may take.
     """
 
     def __init__(self) -> None:
         self.memories: list[Memory] = []
-        self.turn = 0
-        self.open: list[Exchange] = []  # in the order in which they began
+        self.open: list[Exchange] = []
+        self.batch = Batch(self)
         self.limit_s = TIMEOUT.total_seconds()
+        self._turn = 0
+
+    def send(self) -> None:
+        """What is small and has not been sent goes off."""
+        if self.batch.members:
+            self.batch.exchange  # noqa: B018
+
+    def take_turn(self, ranks: Any, nbytes: int) -> tuple[Memory, int]:
+        """Memory for so many bytes of each rank, and whose turn it is there.
+
+        Raises:
+            RuntimeError: there is none for so many, and ranks cannot make it together while a graph
+                is captured.
+        """
+        if not self.memories or self.memories[-1].capacity < nbytes:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "overlap: ranks make memory for so many tokens together, which no graph can "
+                    "capture; run the same call once before the capture"
+                )
+            self.add(Memory(ranks, -(-max(nbytes, 1) // _ROUND) * _ROUND))
+        self._turn = (self._turn + 1) % TURNS
+        return self.memories[-1], self._turn
 
     def add(self, memory: Memory) -> None:
         """Memory whose waits are watched from here on."""
@@ -616,26 +772,17 @@ def _watch(watched: ReferenceType[_Group]) -> None:
         time.sleep(pause)
 
 
-def _exchange(place: Place, shape: tuple[int, ...], dtype: torch.dtype) -> Exchange:
-    """The next one of a group.
+def _exchange(place: Place, rows: Tensor) -> Exchange | Small:
+    """The next one of a group, of tensors like one.
 
     Raises:
-        RuntimeError: its ranks have no memory for so many rows, and cannot make it together while
-            a graph is captured.
+        RuntimeError: as `_Group.take_turn`.
     """
-    ranks = place.ranks
-    group = _GROUPS.setdefault(ranks, _Group())
-    nbytes = _nbytes(shape, dtype)
-    if not group.memories or group.memories[-1].capacity < nbytes:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "overlap: ranks make memory for so many tokens together, which no graph can "
-                "capture; run the same call once before the capture"
-            )
-        group.add(Memory(ranks, -(-max(nbytes, 1) // _ROUND) * _ROUND))
-    group.turn = (group.turn + 1) % TURNS
-    group.open.append(Exchange(group, place, shape, dtype))
-    return group.open[-1]
+    group = _GROUPS.setdefault(place.ranks, _Group())
+    if rows.nbytes <= SMALL:
+        return Small(group, place, (tuple(rows.shape), rows.dtype))
+    group.send()
+    return Exchange(group, place, (tuple(rows.shape), rows.dtype))
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

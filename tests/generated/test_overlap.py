@@ -162,7 +162,9 @@ exact = ranks == 2  # other collectives round sums of more in between
 torch.manual_seed(rank)
 layer = Linear(64, 128, bias=True, device=device, dtype=torch.bfloat16)
 compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-for first, *others in ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,)):
+lengths = ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,))
+for first, *others in lengths * 2:
+    _overlap.SMALL = 0 if _overlap.SMALL else 2**21  # by themselves, or with others
     for repeat in range(int(words[0])):
         rows, given = sizes(first)
         x, dy = random(rows, *others, 64), random(given, *others, 128)
@@ -180,6 +182,7 @@ for first, *others in ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,)):
             same = torch.equal(one, other) if exact else torch.allclose(one, other, 5e-2, 5e-2)
             assert same and torch.equal(third, other), (first, others)
 here = _collectives.Place("test", "rows", "group", dist.group.WORLD)
+_overlap.SMALL = 0
 sent = [random(8 + i, 64) for i in range(5)]  # more under way than there are buffers from a rank
 arriving = [_overlap.Gathering(rows, here) for rows in sent]
 adding = [_overlap.start_to_scatter(rows.repeat(ranks, 1), here) for rows in sent]
@@ -258,6 +261,37 @@ for length, most, failing in ((9, 2, 0), (7, 2, 0), (9, 1, 0), (9, 2, 2 * ranks 
         assert found is None and failing or torch.equal(found, total), (length, most, pending)
         assert not pending or torch.equal(under_way(), every)
 exchanges.clear()
+# What is small is sent together, when something is waited for or something large sent.
+_overlap.SMALL = 2**12
+Exchange, begun = _overlap.Exchange, []
+_overlap.Exchange = lambda *args, **how: begun.append(args[2:]) or Exchange(*args, **how)
+small, numbers = random(3, 5), torch.arange(7, device=device, dtype=torch.int64) + rank
+large = random(300, 64)
+for order in ((0, 1, 2, 3), (1, 0, 2, 3), (2, 0, 1, 3), (0, 2, 3, 1)):
+    begun.clear()
+    waiting = [
+        _overlap.Gathering(small, here),
+        _overlap.start_to_scatter(numbers.repeat(ranks), here),
+        _overlap.Gathering(large, here),
+        _overlap.start_to_scatter(small.repeat(ranks, 1), here),
+    ]
+    assert [len(each) for each in begun] == [2, 1], begun
+    got = {at: waiting[at]() for at in order}
+    assert [len(each) for each in begun] == [2, 1, 1], begun
+    smalls, larges = small.new_empty(ranks * 3, 5), large.new_empty(ranks * 300, 64)
+    dist.all_gather_into_tensor(smalls, small)
+    dist.all_gather_into_tensor(larges, large)
+    assert torch.equal(got[0], smalls) and torch.equal(got[2], larges)
+    assert torch.equal(got[1], ranks * numbers - ranks * rank + ranks * (ranks - 1) // 2)
+    parts = smalls.float().unflatten(0, (ranks, -1)).roll(-rank - 1, 0)
+    assert torch.equal(got[3], sum(parts[1:], parts[0]).bfloat16())
+failing = True
+try:  # of three ranks the second product fails, when one was sent: it is never sent
+    _overlap.scattered(small.repeat(ranks, 1), lambda rows: calls.append(0) or 1 / 0, here, 1)
+except ZeroDivisionError:
+    pass
+assert torch.equal(_overlap.Gathering(small, here)(), smalls)
+_overlap.SMALL = 2**21
 if device == "cuda":
     x = random(sizes(64)[0], 64)
     tensor_parallel.overlap()

@@ -97,6 +97,8 @@ class Start:
             for them.
         by_rows: argument of the op behind it, of whose rows that op may take those of one rank
             while others' are on their way; empty where it needs all at once.
+        ahead: whether this rank's rows take their place among all when it starts, as what waits
+            for it begins with these.
     """
 
     kind: str
@@ -107,6 +109,7 @@ class Start:
     attributes: tuple[tuple[str, str], ...] = ()
     sizes: tuple[tuple[str, Expr], ...] = ()
     by_rows: tuple[str, ...] = ()
+    ahead: bool = False
 
     @property
     def takes(self) -> tuple[str, ...]:

@@ -160,8 +160,8 @@ def as_they_arrive(segments: tuple[Segment, ...], flags: tuple[str, ...]) -> tup
     """
     marked = list(segments)
     gathers = {
-        each.future
-        for each in segments
+        each.future: (place, each)
+        for place, each in enumerate(segments)
         if isinstance(each, Start) and each.kind == ALL_GATHER.name and not each.by_rows
     }
     for place, pair in enumerate(pairwise(segments), 1):
@@ -172,6 +172,8 @@ def as_they_arrive(segments: tuple[Segment, ...], flags: tuple[str, ...]) -> tup
                 first = op.arguments[0].buffer == rows
                 if always and first and any(multiplies_rows_of(each, rows) for each in op.steps):
                     marked[place] = replace(op, arriving=rows, when=())
+                    at, start = gathers[wait.future]
+                    marked[at] = replace(start, ahead=True)
     return tuple(marked)
 
 

@@ -101,13 +101,16 @@ def start_all_reduce(place: Place, sources: tuple[Tensor | None, ...], *, op: st
         return Pending(place, torch.ops._c10d_functional.all_reduce(joined, op, name), shapes)
 
 
-def start_all_gather(place: Place, sources: tuple[Tensor | None], *, dims: int = 1) -> Pending:
+def start_all_gather(
+    place: Place, sources: tuple[Tensor | None], *, dims: int = 1, ahead: bool = False
+) -> Pending:
     """Start to gather the rows of all ranks, in their order; of all dimensions the first grows.
 
     Args:
         place: where.
         sources: one, of the same shape on all ranks.
         dims: that it has at least, if the first is to be one of rows.
+        ahead: whether what waits for it begins with this rank's rows.
 
     Raises:
         RuntimeError: as `start_all_reduce`; or it has no rows.
@@ -116,14 +119,14 @@ def start_all_gather(place: Place, sources: tuple[Tensor | None], *, dims: int =
     _refuse_one_row(place, source, dims)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
-    return _start_to_gather(place, source.contiguous())
+    return _start_to_gather(place, source.contiguous(), ahead)
 
 
-def _start_to_gather(place: Place, source: Tensor) -> Pending:
+def _start_to_gather(place: Place, source: Tensor, ahead: bool = False) -> Pending:
     ranks = place.ranks
     with _named(place):
         if _overlaps(place, source):
-            return Pending(place, None, arriving=_overlap.Gathering(source, place))
+            return Pending(place, None, arriving=_overlap.Gathering(source, place, ahead))
         every = torch.ops._c10d_functional.all_gather_into_tensor(
             source, ranks.size(), ranks.group_name
         )

@@ -200,6 +200,7 @@ class _Printer:
                     f"{key}={self._size(self._telling(size), size)}" for key, size in segment.sizes
                 )
                 words += self._dimensions(segment)
+                words += ["ahead=True"] if segment.ahead else []
                 return f"{segment.future} = _collectives.start_{segment.kind}({', '.join(words)})"
             case Wait():
                 end = "," if len(segment.results) == 1 else ""
