@@ -233,6 +233,12 @@ def _of_any_rows(draft: Draft, dims: Dims, op: Program, rows: str) -> Program:
 
 
 def _called_alike(checks: Iterable[Check], before: Iterable[Check]) -> tuple[Check, ...]:
-    """Checks whose messages call tensors as others of the same do."""
-    known = {replace(each, called=None): each for each in before}
-    return tuple(known.get(each, each) for each in checks)
+    """Checks whose messages call tensors as others of the same do, whatever these must agree with:
+    that has the type and the place of what the module's caller gave.
+    """
+
+    def alone(check: Check) -> Check:
+        return replace(check, called=None, reference=None)
+
+    known = {alone(each): each.names for each in before}
+    return tuple(replace(each, called=known.get(alone(each), each.called)) for each in checks)
