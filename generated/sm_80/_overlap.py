@@ -18,12 +18,14 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import importlib
+import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -379,11 +381,10 @@ class Small:
     """
 
     def __init__(self, group: _Group, place: Place, like: Like) -> None:
-        self.place, self.like, self.parts = place, like, dict[int, Tensor]()
         self.rank = place.ranks.rank()
         self.others = _others(self.rank, place.ranks.size())
-        self._batch, self._index = group.batch, len(group.batch.members)
-        self._batch.members.append(self)
+        self._batch, self._member = group.batch, Member(place, like)
+        self._batch.members.append(self._member)
 
     @property
     def memory(self) -> Memory:
@@ -392,11 +393,11 @@ class Small:
 
     def send(self, parts: Mapping[int, Sequence[Tensor]]) -> None:
         """As an exchange's."""
-        self.parts |= {target: part for target, (part,) in parts.items()}
+        self._member.parts |= {target: part for target, (part,) in parts.items()}
 
     def received(self, source: int | None = None, stream: int | None = None) -> Tensor:
         """As an exchange's; the current stream receives it, whichever goes on with it."""
-        rows = self._batch.received(self._index)
+        rows = self._batch.received(self._member)
         if stream is not None:
             self.memory.fork(stream)
         return rows if source is None else rows[self.others.index(source)]
@@ -413,6 +414,26 @@ class Small:
         """Nothing: the exchange that it is a part of ended where it left the buffers."""
 
 
+@dataclass
+class Member:
+    """One of a batch.
+
+    It knows of no exchange, and no exchange is known to its batch: in a circle, what they hold
+    would stay until Python looks for such.
+
+    Attributes:
+        place: where the call is.
+        like: shape and type of what is in a buffer.
+        parts: what each rank gets.
+        begin: where it lies in the batch, in bytes, once that is sent.
+    """
+
+    place: Place
+    like: Like
+    parts: dict[int, Tensor] = field(default_factory=dict)
+    begin: int | None = None
+
+
 class Batch:
     """Small exchanges of a group that are sent together.
 
@@ -424,25 +445,25 @@ class Batch:
     """
 
     def __init__(self, group: _Group) -> None:
-        self.members: list[Small] = []
+        self.members: list[Member] = []
         self._group = group
-        self._begins: dict[int, int] = {}
         self._found: Tensor | None = None
 
     @cached_property
     def exchange(self) -> Exchange:
         """The one exchange that they are, which begins here."""
         self._group.batch = Batch(self._group)
-        whole = {at: m for at, m in enumerate(self.members) if {*m.others} == {*m.parts}}
-        likes = [each.like for each in whole.values()]
-        self._begins = dict(zip(whole, _offsets(likes), strict=False))
-        first = self.members[0]
-        exchange = Exchange(self._group, first.place, *likes, as_bytes=True)
-        sent = {each: tuple(m.parts[each] for m in whole.values()) for each in first.others}
-        exchange.send(sent)
+        place = self.members[0].place
+        others = _others(place.ranks.rank(), place.ranks.size())
+        whole = [each for each in self.members if len(each.parts) == len(others)]
+        likes = [each.like for each in whole]
+        for each, begin in zip(whole, _offsets(likes), strict=False):
+            each.begin = begin
+        exchange = Exchange(self._group, place, *likes, as_bytes=True)
+        exchange.send({target: tuple(m.parts[target] for m in whole) for target in others})
         return exchange
 
-    def received(self, index: int) -> Tensor:
+    def received(self, member: Member) -> Tensor:
         """What all other ranks sent of a member [ranks - 1, *shape], behind each other in a
         circle; all that came together leaves the buffers at once.
         """
@@ -453,7 +474,8 @@ class Batch:
             exchange.end()
             for each in self.members:
                 each.parts.clear()
-        begin, (shape, dtype) = self._begins[index], self.members[index].like
+        begin, (shape, dtype) = member.begin, member.like
+        assert begin is not None, "what was not sent is not waited for"
         rows = self._found[:, begin : begin + _nbytes(shape, dtype)].view(dtype)
         return rows.view(len(rows), *shape)
 
@@ -588,8 +610,7 @@ def scattered(
 
 def _pieces(place: Place, part: Tensor, most: int) -> int:
     """How many of a rank's rows: as many as there are buffers that nothing else waits in."""
-    group = _GROUPS.get(place.ranks)
-    free = TURNS if group is None or not group.open else 1
+    free = 1 if _group_of(place.ranks).open else TURNS
     return max(min(most, free, len(part) // PIECE), 1)
 
 
@@ -753,9 +774,16 @@ class _Group:
 _GROUPS: WeakKeyDictionary[Any, _Group] = WeakKeyDictionary()
 
 
+def _group_of(ranks: Any) -> _Group:
+    group = _GROUPS.get(ranks)
+    if group is None:
+        group = _GROUPS[ranks] = _Group()
+    return group
+
+
 def limit(ranks: Any, timeout: timedelta) -> None:
     """How long streams wait for another rank of a group, from here on."""
-    _GROUPS.setdefault(ranks, _Group()).limit_s = timeout.total_seconds()
+    _group_of(ranks).limit_s = timeout.total_seconds()
 
 
 def _watch(watched: ReferenceType[_Group]) -> None:
@@ -778,7 +806,7 @@ def _exchange(place: Place, rows: Tensor) -> Exchange | Small:
     Raises:
         RuntimeError: as `_Group.take_turn`.
     """
-    group = _GROUPS.setdefault(place.ranks, _Group())
+    group = _group_of(place.ranks)
     if rows.nbytes <= SMALL:
         return Small(group, place, (tuple(rows.shape), rows.dtype))
     group.send()
@@ -786,7 +814,7 @@ def _exchange(place: Place, rows: Tensor) -> Exchange | Small:
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return torch.Size(shape).numel() * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize
 
 
 class _Param(ctypes.Structure):

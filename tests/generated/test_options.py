@@ -70,6 +70,13 @@ CELLS = tuple(
             "grouped_mlp fp8_delayed parameter_per_group reduced_amax",
             "grouped_mlp_situglu nvfp4 interleaved_32 scaled_bias parameter_per_group"
             " recompute_activations",
+            # parts of weights, experts of ranks: each op checks in its caller's words
+            "linear bf16 row_sequence_parallel",
+            "mlp bf16 tensor_sequence_parallel",
+            "mlp_swiglu bf16 tensor_sequence_parallel",
+            "grouped_mlp bf16 tensor_parallel",
+            "moe_layer bf16 tensor_sequence_parallel",
+            "moe_layer fp8_block expert_parallel",
             # shared amaxes, activations that are made again
             "grouped_mlp fp8_delayed reduced_amax",
             "grouped_mlp bf16 recompute_activations",

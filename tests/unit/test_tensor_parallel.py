@@ -10,7 +10,7 @@ from plans import SPECS, plan_of
 from fusegen.checks.load import load
 from fusegen.ir.naming import Cell
 from fusegen.ir.plan import ModulePlan
-from fusegen.ir.program import Program
+from fusegen.ir.program import CheckKind, Program
 from fusegen.ir.segments import Start, Wait
 from fusegen.ir.shapes import Sym
 from fusegen.options.tensor_parallel import PARALLEL, Parallel, Split
@@ -294,6 +294,36 @@ def test_ops_begin_early_whose_gemms_gather_rows(word: str) -> None:
 
     assert arriving("sm_90a", "bf16") == ["x_all", "dy_all"]
     assert arriving("cpu", "bf16") == arriving("sm_90a", "fp8_block") == []
+
+
+@pytest.mark.parametrize("word", ["tensor_sequence_parallel", "tensor_parallel"])
+@pytest.mark.parametrize("module", ["mlp", "mlp_swiglu"])
+def test_checks_of_parameters_name_what_a_caller_has(module: str, word: str) -> None:
+    """Not what another op of the same direction made."""
+    plan = plan_of("cpu", Cell(module, "bf16", (word,)))
+    parameters = {each.buffer for each in plan.parameters}
+    named = {
+        check.names
+        for op in plan.direction("forward").programs
+        for check in op.checks
+        if check.kind is CheckKind.SAME_DTYPE and check.tensor.removesuffix("_share") in parameters
+    }
+    assert named == {(name, "x") for name in parameters} and len(named) == 4
+
+
+@pytest.mark.parametrize(
+    ("option", "ahead"),
+    [("expert_parallel", ["x", "dy"]), ("tensor_sequence_parallel", ["x", "dy"])],
+)
+def test_own_rows_take_their_place_before_what_begins_with_them(
+    option: str, ahead: list[str]
+) -> None:
+    """Not where they are waited for behind other ops: memory for all would be held so long."""
+    plan = plan_of("sm_90a", Cell("moe_layer", "bf16", (option,)))
+    starts = [start for each in plan.directions for start in each.starts]
+    assert [name for start in starts if start.ahead for name in start.operands] == ahead
+    again = [s for s in plan.direction("backward").starts if s.operands == ("x",)]
+    assert again and not any(start.ahead for start in again)
 
 
 def starts(module: str, recipe: str, option: str) -> list[tuple[str, ...]]:
