@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:95c17a249e6907c1
+# checksum sha256:63d83870a250c44b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "65476ea17ed26a0e0dc6eaad97e590fa272326b56fc6cb6940cb7240a2075f51"
+DIGEST = "29e2195294a61a22dfa2eb4226fd63d50b605650a41202a7ddf51ef6acf19ea3"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:490992d61dd19cde
+# checksum sha256:95a2df8bbff0fb76
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "2c78f475fd44d89180a86872de0ed31c8ed712b79a32851cf6fbe01c56a41e54"
+DIGEST = "1bcae3abaf42969b53a1d3125c2e751e751b9ee3bf481f398ca28a7ed4badaa2"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:61d658204bc08d0a
+# checksum sha256:fb6d870afb85069d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "c0b03229ff4d99a2603436b6a35587295854268b3e2f83d4ac62a40c006a6a07"
+DIGEST = "aed093397f723e98a44c50e83070698c9df572be7830ad85202ee55579b8cde6"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

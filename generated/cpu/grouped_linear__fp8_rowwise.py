@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0ea4810889acd38d
+# checksum sha256:c6bb816ae51c5935
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "f3214f95d574287e117030189d257cc6fe271ebfc3ca8ae213aa17d5ec88a656"
+DIGEST = "b9a7e0c919967db0a4f31dcb3ca98dce460435d128a6531231f60b6db152bd03"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

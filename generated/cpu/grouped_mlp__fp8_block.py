@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b5baa3dfb4a1b1b0
+# checksum sha256:62681654d63aba06
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "9fff7aa7a60b4bc01d7574cfe24f2a6d4d44ea5e43e1ed837cc0e1eed4e43891"
+DIGEST = "e670bf202350f78ccec8ade524a4a09aeb5d78fa2120c64c8e4805d3066dd6f7"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

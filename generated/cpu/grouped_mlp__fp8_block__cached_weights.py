@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6832ca62a4758158
+# checksum sha256:61b73f660fb0240e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "173704d826db90485921b66f3e8216b8b0e9e1701d89a784347ee361b6d904c7"
+DIGEST = "70bc1c57666e99d63651e01cfa294a08af857d5163244ded2800739861654dbd"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:00b3650f550bfaa1
+# checksum sha256:853c57bbccd73c5f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "1923dc50ce8189b1134ae4a6f20608622e5782c223bc8a0927b9c8358fb7ef35"
+DIGEST = "f624e9dda047e4db2be502439e60eb13a8257cfb505586fce71f0e36e50d91d0"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a2674b0342e4bc49
+# checksum sha256:c80c5c6972810ab5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "75b83210ad633cc4ad3e2283b6e9b238963ad43f68e52a88ca6a7382a39e4d0f"
+DIGEST = "5e3e56a256635571c164f80bafcb8f105da024b58f7cdcf6a6ba106ae030fa3b"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

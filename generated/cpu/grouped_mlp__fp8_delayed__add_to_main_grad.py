@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:019a37706ca61501
+# checksum sha256:5888b516e2fca07e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "40e0d57ef573a6f7f05b9a38cd496789ee740845ea77cf88df104f586763b0e7"
+DIGEST = "2f10337da21bb2aa7915c0ccd2ab7f3c1692eca8700fe018b7e15d0c1b80155c"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6f43c216a9f984d5
+# checksum sha256:19c1f17fe892399c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "edb460c5e575341d258142a74ed794ae74f608bd106b028f25400e1fd3ff62ac"
+DIGEST = "9f2f4794290c60c727ab4fafa99130b58ce9082842e47a523dcf880c5974f1f0"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

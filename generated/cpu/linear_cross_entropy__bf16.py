@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:694c6e23db205176
+# checksum sha256:a8c2cf80ee92f1b6
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "1b9d17a7f77e98f3793a65159d74412f902f7b6ce90a49231d217b28e4c60a94"
+DIGEST = "94315c234dedeff0730349d559eaa259ace61a032b63368716ea227548633cf5"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

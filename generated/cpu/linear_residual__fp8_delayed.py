@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:19b792ef4dfffa49
+# checksum sha256:cb0f12c0a81ff4aa
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "dac4a4bf592e4c89726306c28cb0971ec8da7f8d72e21e17d2e4cc7e7b57953b"
+DIGEST = "e1b5592d5ac35a1123dba257ad8fee1450caef0663bb89e5a955fce542183e3d"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

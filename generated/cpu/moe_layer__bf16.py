@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f6aa5f61e7aff43b
+# checksum sha256:f736c24a8c129c27
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "21ca9f7e204189cce19d64f2ddef84362d3f1b120bc232aba8c8414751668e54"
+DIGEST = "74e84852354fbe65974fe394ed217e4feba88d8f2e2498b49a2d3548bfa0c2b1"
 _library.join("moe_layer__bf16", DIGEST)
 
 

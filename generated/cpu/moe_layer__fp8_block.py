@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:043ef72a4b22af8a
+# checksum sha256:358a71cf46b04294
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "e7e13327ec75741b03f537d90bb7c80885b58ea84d8a2746cb5373d334ac1852"
+DIGEST = "67466e0d7be97f1e1c9d24cfcd6ac1ab70f80894f47d497bb4d52f4c23574f07"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

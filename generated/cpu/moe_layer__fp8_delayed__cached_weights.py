@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:818e1c2111253b2f
+# checksum sha256:07eff054645b6975
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "80125a90d872a6625aa627a5793e2e8c569e72dcb97161e9d618ba61c85f905c"
+DIGEST = "b08ead07625c5a9cb2418ef220ecd768be731ae4c1637d4f2790bbf7a9ff7fcc"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ffb7d7d7c224b677
+# checksum sha256:cd1808fc34e9df10
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "837a20c99f7750e7b73b8260d01789ca5ea8dba820c3af49699fb379973ce59b"
+DIGEST = "70e24631f917e5442b3cffa195e04cd28c58ded6249f92f2630991c05be26277"
 _library.join("moe_permute__bf16", DIGEST)
 
 

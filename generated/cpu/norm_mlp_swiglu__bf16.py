@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1c6106b3803d8c5c
+# checksum sha256:25c9a17ab9a27343
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "bba5cbf4fe9892edbe373b3733065e48575aa80b1cd25b4df60be204fa841124"
+DIGEST = "5d60300d4d1c8d18104b8c4c0ea4bafd05d7f9f59e171d4e6eb20552eef06afd"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:0f2419380d77c4df
+# checksum sha256:037e0bafc8ddb32b
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "9617fec65b05783ad28974646e5821536f3240269b11ae5456d80bcb00694a55"
+DIGEST = "8aeab395f9fecdb641afa502ee60668a3c02aca7933c34a51244daec5b1ce199"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2cc26e094b6ff98a
+# checksum sha256:bf0db7f532cc7d08
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "f4cdbdbb01925c0c50d10a844e9f17a54073d4084adf27a495546dd2709e7680"
+DIGEST = "9c0f61e58f1bc06fa78992380c6940c60e73f1a073ea91e42f32ffc66a8baf00"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

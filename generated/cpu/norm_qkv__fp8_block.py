@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:179a807950c3b690
+# checksum sha256:ac4fae02761dc6fe
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "953dd0bede12dfec7a9ab1b542587e2a73bb5d1f86f7e97c3971e92e058e3c44"
+DIGEST = "0a60631ec8cdbd905906d8efe0a0e3bd95c7824ff741c1da60bec17842657bb5"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

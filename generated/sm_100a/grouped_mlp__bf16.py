@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:ba8d6204106b21cd
+# checksum sha256:5e3c7c0270098db1
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "065b15524499b666d5a006a638ff0dd7d73c9530f27313cee21ca19ee25dec35"
+DIGEST = "9e0dc57489e1041de59c736e5f2d947c660acc1782a7dbabf7838f2e0ca7d99a"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:fbd11bf72fd65eff
+# checksum sha256:f75e539413089005
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "5474a29fc509893d06d4c78bc246a9fa149653b857d27581746c5ebd49828c21"
+DIGEST = "81241eae45319a2d9044664b14ef049374f5ed6e84d1e0ab999cf15530f6f745"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ed10298ce6cd9e6d
+# checksum sha256:ce43a6d8c7757b48
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "c21cf6de6e087f39809594b364a137f75da445d3f779c2d56b4b4c249cbf6ec2"
+DIGEST = "250832ef7f046a1910bfbd460ac2834a6550b3db510caae3969809305df01fab"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

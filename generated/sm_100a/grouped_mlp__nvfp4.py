@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a0e70909bdd42902
+# checksum sha256:11baf4129ab8b8ec
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "eeadbf0b3555340a3eadca98b6e7edc71f871ac6113629dddd17e7cdb3de13d5"
+DIGEST = "5ccdc0881c4fdabd35ae3f4f497c432689ff045d6b41eb61c3d88e2d4b6f9d9b"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d2723c4fc712a7cc
+# checksum sha256:03327d03515c8759
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "3d2f6617f8f795b871b205ea1e9c06e18be4bbb602ed2df9337d22fa34f7a9eb"
+DIGEST = "60012f8d3103d08ceb718b1aab85af8d872e68913d3ff2e3e5fdc22759f5f97c"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:17beee4b6eedf2a5
+# checksum sha256:1b98d51cb97a34cc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "7b58c0ebc327208959085e377da0e7a0e6a76a4f2b42a162857bd1cb42f36e12"
+DIGEST = "dea8033ee4a2e5ab81c61898c7d489237b579182819e291fc82750ac17347d3e"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

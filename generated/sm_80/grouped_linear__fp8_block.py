@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:14923ad50c2249ff
+# checksum sha256:b2221b14bda441ad
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "6a5c0e062626e860ed47aa6758c3b8f9b9a17eb4b261b628919ad093126121dc"
+DIGEST = "9872015de18edb3ecf21d137d7267ed161d7dca72a2852fc9ed95c9180542cbc"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

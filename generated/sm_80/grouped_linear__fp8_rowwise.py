@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2c4a2c09d8d11a89
+# checksum sha256:fce66f333ede781a
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "7f8241c7121855fcbfa29d970ebcd0fb0495571ad2c40428437f217039fc18c4"
+DIGEST = "580aabe2b716c5186b54a8770db8e7e83f848f0a1457095c9b429bf5da2349f3"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

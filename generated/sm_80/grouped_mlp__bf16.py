@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1d48759c87642207
+# checksum sha256:7d242e71cca331ac
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "0b5af38db55edbafcadfd26c2cc3656484b6939194b2067d9cdcfaaf322a7edc"
+DIGEST = "27fd13e328627030c6aba26e90047033970e22aee9fab0e1e6446bc45ef763b1"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

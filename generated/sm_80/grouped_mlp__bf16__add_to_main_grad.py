@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:208ece23c9cdc289
+# checksum sha256:53dfc5fd3dee1585
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "1d379a6a7dc8533c10ded8b4405b9185caf74d080e37b27f9d41d268626e5f57"
+DIGEST = "8f0fa7c5ad86eb7a62005491b2186fe1defdd1d2c4ad1d8085cda4749de668b7"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

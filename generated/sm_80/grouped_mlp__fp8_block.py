@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:8f8f676ef6f937ef
+# checksum sha256:cd5adff031bec875
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "ab7a90a1204d3587099a5e68b2bc84302c3d5d280f2013c716a035f2ea800c0f"
+DIGEST = "255d019887bb9ba42736ec4388041db290f7e00c0b6f237fc52786bd83cda224"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

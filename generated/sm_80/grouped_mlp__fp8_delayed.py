@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ae92b4c0d6a4dd65
+# checksum sha256:324edd73c916af66
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "543b40b50d4cb563fa32672eb74740c1d8eca3a3d2ac3c15d7662990294353b0"
+DIGEST = "8a5adfc8809473ac2deb90cb80e10a3c1705cbcfecf933fda978623755f47c6e"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bd58b8b09bd36a8b
+# checksum sha256:e3df221f5638f91d
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "2935489490821080fb138936048e067fcd18eff36a8f62b521ad670770cf8e0b"
+DIGEST = "48d9817a0b0ecfcdde5be797fa9ce242c68e5a56375afebfe5e78aab4b3fe6d2"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f8e2db3ec259447d
+# checksum sha256:70a8a667005b5f2e
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "953b3bf513ab5446f3caccc8f59d225e136742fd61532eac4e2dd36da9429984"
+DIGEST = "125305c007fe1d130be7deae2fc61f7844eacb48f97014b1a67bda7a1197d595"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

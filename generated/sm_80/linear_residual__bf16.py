@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:43be6c24664fc079
+# checksum sha256:9e789bd025f03186
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "9e6945bf181909b9a59f5b75719fde7595ba9a8ccac63fa3400803a41000a309"
+DIGEST = "4e867450f0b3993b385228669b92373363d3cbd5d7a86c787250bce08bbd1cae"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:2f80a02e8e6e021e
+# checksum sha256:6c2f6a5dc376bf64
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "ab85a5cf6fd79f35fb04af4ad08ba9569b9226b2d09d1146931b90df5b1e5a22"
+DIGEST = "84c5bf5f714bbb3217168c87b5218e180a45dbcd6e7d001f9d01a95ac2fb4615"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9b930f00d3425c3b
+# checksum sha256:93adb2a2a8a0d17b
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "0c5c8050a9fd2ee87af6eab292372d227749d510733ae1d8c5875a6d13eaf3aa"
+DIGEST = "68c876eba3b1729a056b2b301661223fa53c2ba5f1b6eed7edc0bd2fa5e3d963"
 _library.join("mlp__bf16", DIGEST)
 
 

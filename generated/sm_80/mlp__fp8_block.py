@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:bd0c4faec5f27fd3
+# checksum sha256:da3c496e026d811b
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "7b826b87fba6d5e9ac45570bc9314aa4b006d5edc014c74bacf0d692cc18b7ed"
+DIGEST = "80ffe0dd33d07183a58eedb56e9653858ac461d2ba2248f80001fbba24ec901e"
 _library.join("mlp__fp8_block", DIGEST)
 
 

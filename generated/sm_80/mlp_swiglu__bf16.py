@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:fc25fdfecd7317f3
+# checksum sha256:10078ab4f543b182
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "d2f87ee00631d0fcbefb0caa35f312928be439f0b94937b7fdeae21c06d42d40"
+DIGEST = "ab8249f1ec06c3586cf45c315b0d2f1ca129b459f64348a490987fddccb4d0fc"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b9c70818212ab14d
+# checksum sha256:e0d86902f841529c
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "7d0a6e7d3505ce4bb9894fc868dea91b72ef1d66a62dc26154913635a9019da8"
+DIGEST = "5dfd239509ba7ffa517e7237bff67cebe40c150c9e08e27c5d07c2c8db0c552b"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:366137ae11fa1c54
+# checksum sha256:dbd0c17cb932e6dd
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "c738831ffc882e89537fc4bb419f473bc140ba5b73895d5c2ae5422ce9951f1b"
+DIGEST = "be4a0c9dde13f1e38bdaed16f8694def0d48ac7cd98fbf5d9e88e7229ac87e97"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f552f81804df6229
+# checksum sha256:1ea26991692e933c
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "ffa00ef27ea231b890ea5978f36e9fc25257b50e23f0a7e64df857d5bc6cbc3f"
+DIGEST = "f990828b46235784ddbcc7eb925a018774267ef75a55504b7d4beef5771aeae2"
 _library.join("moe_permute__bf16", DIGEST)
 
 

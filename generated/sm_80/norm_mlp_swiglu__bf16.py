@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8a2e2f28975ed0b8
+# checksum sha256:dbfaa98541fe7e7e
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "69c124f7b06d96e5c579e85f25268637fc41f1461ddd383327eb8d87663bd958"
+DIGEST = "99e949e16b3e42ae230484f63a1bcd3e023f9defd340e9a0ed18083fbac804b1"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4d291eb2e730222e
+# checksum sha256:6175085cf77a46ee
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "d9744fb994e4be5aa2200a2b95969c1b92328b6b3836d3af973942c027efbdfd"
+DIGEST = "c4fb141c43199a2d12dd27f98a4ca654df1835c295748e495db8ff8a66d26bcc"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

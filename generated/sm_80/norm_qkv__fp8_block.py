@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:cb53782c24f404cd
+# checksum sha256:4842f4faeeb3ebc5
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "9f6c2764025b49103dfedc9a46e853edb4fdec5a6a5e433685be9fc718607b16"
+DIGEST = "a7be4ac49332b857696ec51102772d2d068f9fcb5455d0ca766eda08740aff7e"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_89.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:5dd3986bcf7c048b
+# checksum sha256:3e197d620fad35dc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_89, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "786393d57a8a3a2314328cfbcbe9ee871a37e7230b42e003a9a28526d2867779"
+DIGEST = "e522a64f45ce149d6f3b98a575c3a849e321be8e90330a4263cd0be95a21b64d"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6111d390c6b0791d
+# checksum sha256:9678e54517f7e983
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "d730e662cb9cb4b3d2f16897b354a22680975667bfa0662e7ec86a22d0ad87ad"
+DIGEST = "5bf4c7dca6a7cf1754c06d3f9732ac684307975547f46025c447db2053d7e23e"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

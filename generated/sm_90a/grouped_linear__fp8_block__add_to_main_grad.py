@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ebf354be9e77579f
+# checksum sha256:29dc1a244b39dcdd
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "bded4c1f0f34274e38f159a06259f364b3be53b1b01d6d0f33839f8decbd1e81"
+DIGEST = "cafa6fba6f14e11b6d7cdb22ff2dca965b21a5df5f36691c511c5c0c437dca6b"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f660141d589a2a33
+# checksum sha256:bb5834a12852f21d
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "2aa950cc7389cd78d4b195f8fa8da7e737272e3f4c87d9142b691a4f86cbcffd"
+DIGEST = "5599557207f1df67fa6810c16cda1ede31e634d63ff2f5dc52e5a29691fdeffa"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

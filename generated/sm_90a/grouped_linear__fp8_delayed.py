@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:03f443a059c534a7
+# checksum sha256:462cd4dfa32fa11b
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "c4c60af9d5f26ae0b035778961151d02443ec0d6f5acd3d26934ed717ea89b35"
+DIGEST = "11d72049b88c445f0f82c8956ea608737ae1391caed4b5967cd9731a7e2e22c7"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:3e38639f1c5724b4
+# checksum sha256:36ff2b3e2ac90b31
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "0df00199944685a133d65fa9ae94a9c36b7ddc51f6cfd5430ddb797b35d54c6a"
+DIGEST = "a4e8f11ed98dd97002cb0018e323ca01a80c131ae6c033fe10aadcfcdabac0f4"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:d8a63fc34d574b14
+# checksum sha256:44a800ae9b822f48
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "6d539b71950c530d3db531c3d1cf5b1c80675e2437a15431f9ee9944a234c3c3"
+DIGEST = "31859e92911e17703df6d815a2151b1a6266064cf71595c5f6a0d6dfcc1f5500"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

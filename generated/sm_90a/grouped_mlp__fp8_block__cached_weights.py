@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:05860e193c61d637
+# checksum sha256:c72d2b4ef92bdaa3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "c22173ad42ee0834ad17aa31f53308b47085c25871104d68abc2f509b1a47033"
+DIGEST = "bce0f76c26156626dd5dd4c106146a139c1988492034f7926ed83d1311641b7a"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

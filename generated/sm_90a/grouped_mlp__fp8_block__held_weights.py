@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6a597418ce6b6eaf
+# checksum sha256:383d0019f0ebea33
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "c823a5c3bfb3c61bc1e50664f145ac48b4d3ac0081aec527b027e2d4288ed49b"
+DIGEST = "33978d7cb64be4473af8415b4bedc42ae56e7009996b3fd9080260c86cb6e7d9"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b7f9295fc14453e6
+# checksum sha256:038301e1edcb54ed
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "3f41a11ffcc2d8bf7ae5789581406e182c70f9658fd5cdf20be93ce75b2c50bb"
+DIGEST = "00e86cd55a4ab9580199f58238d6e128f3fbcb81fd013ddf9ae07e8872a09f5c"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

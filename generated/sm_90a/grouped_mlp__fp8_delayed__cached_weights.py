@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:13a02ee483871f87
+# checksum sha256:0e8ee8a4fe309193
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "b95b091d3c1fc6ce637b7337947649c63f185c56019e689d40bf9e3309a39a19"
+DIGEST = "05cc38de986515293486ee0978ce3305196574b1bd72c8108ac8a74db5b13f0e"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

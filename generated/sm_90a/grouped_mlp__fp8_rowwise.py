@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:5fa06fd4ad908e7c
+# checksum sha256:b9778f12c6cdbb54
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "1f6386a4d9e3690df2109a7639c1335e070d0a27a0831b10a849ea60cf97a64a"
+DIGEST = "3bfbebf28468e266c3fcddef01a2272519228eb8e6d8edd06f4fec9c2f9d1c6d"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9f89e46de0065ee5
+# checksum sha256:6f063754ec68bc07
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "755acd4b325f7c13e6c8ae6751f4a42a8f0f56d7302ce3ec3b3f928cf864c133"
+DIGEST = "2ef22d1b78220dc1c6f40b48787ef6fe46d3f75702ebdbc9d85d7d59617ffff4"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:783f8d7d9348a12f
+# checksum sha256:cb9e55718f6dd51b
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "7a1646a84357f64aebddf885cf5d65c1a44923e58158061b5e3436b7ffa103db"
+DIGEST = "89010c6fe4857ea847e1eabc8019197ccb54f8f12482812a6574a486f023534c"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

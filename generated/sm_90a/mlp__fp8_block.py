@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e504e498316f161f
+# checksum sha256:06e16c05c7117835
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "4932f7a0b91cc5f1a03bba85f2e0596425c5fa8b8a2c57bb2c85be50090a6be8"
+DIGEST = "98bdcda73fc88da311cae9e3dc8f83a746ef795e24aafc507dfeff3ff416b6d3"
 _library.join("mlp__fp8_block", DIGEST)
 
 

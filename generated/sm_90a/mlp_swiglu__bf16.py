@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:b729450890c04c1e
+# checksum sha256:cd44a89ce7a2ae54
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "f21056640ebbe811ffde90728f70fb4f324342fa6216383325be77249d346542"
+DIGEST = "69a9987883fa8eaab4c2541089691bc023b964921e863765eeadf7f070879ae3"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:62796b9057803fa6
+# checksum sha256:1f563581bbcd9027
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "33088dd27b4051750fa16c6c95aebda88fa396898278c6bbdba7a8480f117df3"
+DIGEST = "8638b7ceb896d59bfbbd7f609c681bd173d3b6ce8bd158391cc289004b6cc2e5"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:05212d9f00b0a37c
+# checksum sha256:382e34a11e36d283
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "cb892ae64fc89047311a23268e61839d92b8cea3ecba85bea3b4f6538cb0ef60"
+DIGEST = "a3117f73d106b4b3ffc5fc6d10927a7844d6441cfb259fcace73ee2f17023541"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

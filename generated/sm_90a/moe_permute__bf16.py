@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:de0362956a7d5e37
+# checksum sha256:daf8ef3a2dfa52a3
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "5db57f17da5fdbb224da22e8f79b1a54f6615043b04d1188f2a8699c9dc80af0"
+DIGEST = "e600b5e6bf3144a54c3e466722b06586ef6d65b41639b0af6a576fc4aea5dbc9"
 _library.join("moe_permute__bf16", DIGEST)
 
 

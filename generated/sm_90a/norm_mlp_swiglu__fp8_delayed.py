@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d39a430f34712710
+# checksum sha256:4c70109b48c1a19d
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "d80e122124fbb343f7eac384d8fe7f3d6581e30f16d5cf1444fd13fdf184804b"
+DIGEST = "404c0860d7e44880af9cf303d16b6b4fe56bf0f57b27d514394f61e85e93529b"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6fd495faa399056c
+# checksum sha256:f935d17638ce3704
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "2081d99ad41e0bc2c7431e602a8818a9bbb4d2315e1df261f508be23f7e42cc0"
+DIGEST = "3441bf2aa5bb07fd8677262bc4179005c09a024539d0bcaaf4abb1cf3d9a38c0"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:b803890ba34cf9fa
+# checksum sha256:e696b52a39945ba4
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "aef9fcaaf1383770b15abdecd2a9cd2f7f7f6e787bae3feef8dc20bbf87290b9"
+DIGEST = "358110f04acd98a3d67ec424ad4f35cb2146770f35c5c34f7a22d963198f5ed5"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

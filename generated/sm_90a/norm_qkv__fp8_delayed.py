@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:5a2851191647e9d2
+# checksum sha256:a8b5f055c5173404
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "a58ec7499ea7b7750b4272c33d72d5dc22a3946b8e65c394e087f1ba9da882cc"
+DIGEST = "b772d8dbf499d834a45a4864a842868249e8b12adac0c0dea70463572c7588d9"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

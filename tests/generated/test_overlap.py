@@ -465,6 +465,10 @@ def test_rows_by_rank_are_rows_of_all(place: Place, tmp_path: Path, cell: Cell, 
     run_ranks(script(cell), tmp_path, place, "2", ranks=ranks)
 
 
+def test_eight_ranks_wait_for_each_other(place: Place, tmp_path: Path) -> None:
+    run_ranks(script(COLUMN), tmp_path, place, "1", ranks=8)
+
+
 @pytest.mark.parametrize("how", ["lost", "fewer"])
 @pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
 def test_no_wait_is_for_ever(place: Place, tmp_path: Path, cell: Cell, how: str) -> None:

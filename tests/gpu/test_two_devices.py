@@ -34,7 +34,7 @@ from ..generated.test_expert_parallel import (
     test_compiles_whole,
     test_ranks_are_one_layer,
     test_ranks_that_differ_are_refused,
-    test_tokens_as_codes_run_in_compiled_code,
+    test_tokens_as_codes_compile_whole,
     test_tokens_travel_as_codes,
     test_under_a_recipe,
 )
@@ -58,7 +58,7 @@ __all__ = [
     "test_ranks_share_their_scales",
     "test_ranks_that_differ_are_refused",
     "test_state_moves_on_alike",
-    "test_tokens_as_codes_run_in_compiled_code",
+    "test_tokens_as_codes_compile_whole",
     "test_tokens_of_experts_go_through_local_map",
     "test_tokens_travel_as_codes",
     "test_training_equals_one_process",

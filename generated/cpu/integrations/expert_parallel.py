@@ -129,15 +129,6 @@ class ExpertParallel(nn.Module):
             y: [T, H], sums over ranks: rounded to the type of x at each addition where tokens are
             gathered, once where they are sent.
         """
-        run = self._run if self.payload is None else self._untraced
-        return run(x, probs, ids)
-
-    @torch.compiler.disable(reason="ExpertParallel runs tokens as codes in eager mode")
-    def _untraced(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
-        # Traced by PyTorch 2.11, with a capacity, it gave another gradient of x on GPUs.
-        return self._run(x, probs, ids)
-
-    def _run(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
         where = self._where(ids)
         way = (self.group, self.payload, *where)
         tokens, weights, chosen, counts = _ToExperts.apply(

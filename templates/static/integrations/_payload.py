@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .. import _library
 from ._fused import fused
 
 FORMATS = (torch.float8_e4m3fn,)
@@ -23,16 +24,14 @@ def encode(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     An exponent is biased by 127, as E8M0 has it.
     """
-    width = rows.shape[-1]
-    codes, exponents = _encode(_blocks(rows))
-    return codes.flatten(-2).view(torch.uint8)[..., :width].contiguous(), exponents
+    codes, exponents = _encode_rows(rows)
+    return codes, exponents
 
 
 def decode(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     """What `encode` made of rows, in a type; what rounding took past its range is its end."""
-    blocks = _blocks(codes).view(torch.float8_e4m3fn)
-    rows: Tensor = _decode(blocks, exponents, dtype).flatten(-2)
-    return rows[..., : codes.shape[-1]].contiguous()
+    rows: Tensor = _decode_rows(codes, exponents, dtype)
+    return rows
 
 
 def _blocks(rows: Tensor) -> Tensor:
@@ -69,3 +68,33 @@ def _decode(blocks: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     scales = torch.where(biased == 0, 0x00400000, biased << 23).view(torch.float32)
     largest = torch.finfo(dtype).max
     return (blocks.float() * scales.unsqueeze(-1)).clamp(-largest, largest).to(dtype)
+
+
+def _run_encode(rows: Tensor) -> tuple[Tensor, Tensor]:
+    width = rows.shape[-1]
+    codes, exponents = _encode(_blocks(rows))
+    return codes.flatten(-2).view(torch.uint8)[..., :width].contiguous(), exponents
+
+
+def _fake_encode(rows: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = (*rows.shape[:-1], (rows.shape[-1] + BLOCK - 1) // BLOCK)
+    codes, exponents = (rows.new_empty(each, dtype=torch.uint8) for each in (rows.shape, blocks))
+    return codes, exponents
+
+
+def _run_decode(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    blocks = _blocks(codes).view(torch.float8_e4m3fn)
+    rows: Tensor = _decode(blocks, exponents, dtype).flatten(-2)
+    return rows[..., : codes.shape[-1]].contiguous()
+
+
+# Ops, so that compilers trace calls and nothing inside: what they would make of it is theirs.
+_encode_rows = _library.define(
+    "payload_encode", "(Tensor rows) -> (Tensor, Tensor)", _run_encode, _fake_encode
+)
+_decode_rows = _library.define(
+    "payload_decode",
+    "(Tensor codes, Tensor exponents, ScalarType dtype) -> Tensor",
+    _run_decode,
+    lambda codes, exponents, dtype: torch.empty_like(codes, dtype=dtype),
+)

@@ -422,25 +422,14 @@ def _take_from_slots(slots: list[Tensor], counters: Tensor) -> list[Tensor]:
     return found
 
 
-def _op(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """An op of tensors alone, the same on every device; defined once per process."""
-    ops, library = _library.registered()
-    if name not in ops:
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        library.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{_library.NAMESPACE}::{name}", fake, lib=library)
-        ops[name] = getattr(getattr(torch.ops, _library.NAMESPACE), name).default
-    return ops[name]
-
-
-_keep = _op(
+_keep = _library.define(
     "wgrad_keep",
     "(Tensor?[] values, SymInt tokens, int capacity, Tensor(a!)[] slots, Tensor(b!) counters)"
     " -> ()",
     _keep_in_slots,
     lambda values, tokens, capacity, slots, counters: None,
 )
-_take = _op(
+_take = _library.define(
     "wgrad_take",
     "(Tensor[] slots, Tensor counters) -> Tensor[]",
     _take_from_slots,

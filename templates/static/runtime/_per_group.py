@@ -251,17 +251,7 @@ def _check_places(sizes: Tensor, whole: Tensor, parts: Sequence[Tensor], place: 
     return sizes.clone()
 
 
-def _op(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    ops, library = _library.registered()
-    if name not in ops:
-        library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        library.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{_library.NAMESPACE}::{name}", fake, lib=library)
-        ops[name] = getattr(getattr(torch.ops, _library.NAMESPACE), name).default
-    return ops[name]
-
-
-_check = _op(
+_check = _library.define(
     "parameters_in_place",
     "(Tensor sizes, Tensor whole, Tensor[] parts, str place) -> Tensor",
     _check_places,
