@@ -50,7 +50,7 @@ import torch, torch._dynamo, torch.distributed, torch.distributed.fsdp, torch.di
 
 def run(asked, rank):
     if asked["said"]:
-        os.dup2(open(f"{asked['said']}/{rank}.err", "wb").fileno(), 2)
+        os.dup2(os.open(f"{asked['said']}/{rank}.err", os.O_CREAT | os.O_WRONLY), 2)
     os.dup2(2, 1)  # answers go there
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir("/")
