@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:63d83870a250c44b
+# checksum sha256:66076ed1363602e1
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "29e2195294a61a22dfa2eb4226fd63d50b605650a41202a7ddf51ef6acf19ea3"
+DIGEST = "9855e32b574616462fd964c81fb666754b0c00e023bcc87ae5aea6237350c215"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ec58e62675596f93
+# checksum sha256:a9121eeff7773c28
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "b43f908346ec741954a01699e3e4eda2dcfa7830f46db4f98ba56f236cfd8096"
+DIGEST = "7192c523b0e4efa73320b275b3b90d23a1f77cb8d33c44a9fcc190fe03d0c3ef"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:8e8c8e13454a849f
+# checksum sha256:4f344c0b2d27c9ac
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "abe29c83df9b2d1221cc495ed1983f20a84c4a72e451a7b54490a09c57a07ae1"
+DIGEST = "3d84ee0223b62e1900430eac3cef5f98ef36f22def7ae05b373a6d1dab609e64"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:95a2df8bbff0fb76
+# checksum sha256:cbeda980236f86e4
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "1bcae3abaf42969b53a1d3125c2e751e751b9ee3bf481f398ca28a7ed4badaa2"
+DIGEST = "dd7d6d795d3469cc196c20d01b7a03135e22be15f69bce9691596125b72a24b2"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:fb6d870afb85069d
+# checksum sha256:a5149073437655b2
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "aed093397f723e98a44c50e83070698c9df572be7830ad85202ee55579b8cde6"
+DIGEST = "4bd0fc437842dcf682decb983d48c298431bbb14defb5df245cf2e5cb8347313"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c6bb816ae51c5935
+# checksum sha256:da41b418ad9b0819
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "b9a7e0c919967db0a4f31dcb3ca98dce460435d128a6531231f60b6db152bd03"
+DIGEST = "a86d21b33f44af2c8414362168180abf779a2cee8410084d7a30405cdcbab546"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

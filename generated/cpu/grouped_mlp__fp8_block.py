@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:62681654d63aba06
+# checksum sha256:4922a4e207732daf
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "e670bf202350f78ccec8ade524a4a09aeb5d78fa2120c64c8e4805d3066dd6f7"
+DIGEST = "d34d1f1031ed1c01164f1e51b6bec16c92b50eb1814703fe675df9f848ade692"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

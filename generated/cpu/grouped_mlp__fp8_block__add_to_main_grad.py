@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d7333007dddc3533
+# checksum sha256:e4bbecc1cae4c785
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "a7b4891f0c14775221a8cb2ec8b9d11d79565c89d3fc1fe77735508a6e611df0"
+DIGEST = "9d6023d68b46f64130d0066eb60296b801e5a3ea884e700b10b5a145c1016533"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

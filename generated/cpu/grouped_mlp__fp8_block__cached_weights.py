@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:61b73f660fb0240e
+# checksum sha256:d4d903d6c6973800
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "70bc1c57666e99d63651e01cfa294a08af857d5163244ded2800739861654dbd"
+DIGEST = "e1e2142b61527216ebb3162abc41696fb74381a72752fc8b5d13f6ab21052767"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:853c57bbccd73c5f
+# checksum sha256:18e923ae65ad4a55
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "f624e9dda047e4db2be502439e60eb13a8257cfb505586fce71f0e36e50d91d0"
+DIGEST = "9278e50b49ff59dea47ad596af831f42ea2ddda379dd2a14ca287075386be373"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c80c5c6972810ab5
+# checksum sha256:48c543755b3047ab
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "5e3e56a256635571c164f80bafcb8f105da024b58f7cdcf6a6ba106ae030fa3b"
+DIGEST = "27a8a0fdb74beefc0a07df05e5dd1a6decca8fd625b83a502807e018ff9df677"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

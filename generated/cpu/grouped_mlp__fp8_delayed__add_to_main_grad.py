@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:5888b516e2fca07e
+# checksum sha256:e744e144f1410d27
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "2f10337da21bb2aa7915c0ccd2ab7f3c1692eca8700fe018b7e15d0c1b80155c"
+DIGEST = "eb05bdf8ea322c262dbfcd8ed4d25873460fc882c052ebd2173bbe111c6eb919"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2ba9adb109a715d2
+# checksum sha256:00a4b6c553cb3e1e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "c0786ff1248267595ace20fe7a2562a549a2cbc7e6ab03d04788d4823863de21"
+DIGEST = "2269f4e4363c1726a78f22cf3b6314e4ce6e293e68841660c8f21a5dc5d12102"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:19c1f17fe892399c
+# checksum sha256:9a06c8f85b6a66c6
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "9f2f4794290c60c727ab4fafa99130b58ce9082842e47a523dcf880c5974f1f0"
+DIGEST = "6852d2e964b92cf609c0a4366d1bcbfa93dd73291e5921097d6fefa359562405"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

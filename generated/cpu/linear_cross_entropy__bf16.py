@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a8c2cf80ee92f1b6
+# checksum sha256:3ab6c1beccbd1634
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "94315c234dedeff0730349d559eaa259ace61a032b63368716ea227548633cf5"
+DIGEST = "ea0b3a84dbe959fc3fc58a4f34fb9bf824e37c7056ef2be47dbb223d9f61f720"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d49513007520e5a7
+# checksum sha256:2554f7619e5200b3
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "dde03acdcc5715518b678ff04979a2e1248c4b99554d7e06df72cfe3af789014"
+DIGEST = "a6b7a4240e713b7389949495a6df2e9574954a16ed32ad01237fe8cb42f82bab"
 _library.join("linear_residual__bf16", DIGEST)
 
 

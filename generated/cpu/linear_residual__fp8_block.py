@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18abc0379a03985f
+# checksum sha256:7b38e64f69522b75
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "5cae80cd15d140551fe18011df2dfa2893301cb935bc574f7356ed17cd70ba35"
+DIGEST = "0fd755455ef298c0a0359a2b3ce6861e9cb37f8ed33b5f3e90fcadd790800c4c"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/linear_residual.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cb0f12c0a81ff4aa
+# checksum sha256:e7f921ff34009b9a
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "e1b5592d5ac35a1123dba257ad8fee1450caef0663bb89e5a955fce542183e3d"
+DIGEST = "854e4909e8292831e9e3fa4724e8fe90d78c9cee30dbf6d56033c3e40763c402"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f736c24a8c129c27
+# checksum sha256:3e00b18943894293
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "74e84852354fbe65974fe394ed217e4feba88d8f2e2498b49a2d3548bfa0c2b1"
+DIGEST = "46da4389d87f825bd97a901d5249401ed39b14ffc5de7d02a4af091cf4e4987e"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:358a71cf46b04294
+# checksum sha256:25d5ea4c6a91e150
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "67466e0d7be97f1e1c9d24cfcd6ac1ab70f80894f47d497bb4d52f4c23574f07"
+DIGEST = "faa522ba330ede9b55414a66f397c89b4c76216706da1e827bae5e3f23037f6e"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:ffa23a3206f5e0c1
+# checksum sha256:d25e6e09ce4d8c14
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "29a38ebfa41ab9c82f4b38dbd2f1c79eb82b503c89d5d363580abd67f2e86e35"
+DIGEST = "3aec8321cf92ede47e3e5ec95a88c212c3dfe23e9f9b7bf081d5180a0da64e0e"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:186a0d6fad926c31
+# checksum sha256:09842b0855c3b205
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "053c0a5a9c4608bd3e609635bc2d431f3e6bf5f01c842863eda63821df79bf13"
+DIGEST = "575c67440ae29fe61b47abbe3df943b49eeb2134271934a7b62e681a501d711c"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

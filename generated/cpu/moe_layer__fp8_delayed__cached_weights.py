@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:07eff054645b6975
+# checksum sha256:fdedfd608dd453e9
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "b08ead07625c5a9cb2418ef220ecd768be731ae4c1637d4f2790bbf7a9ff7fcc"
+DIGEST = "1d23a6d7b17a0ff4d447720cccad2d58f727b2b3770179decaf84fba47685702"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

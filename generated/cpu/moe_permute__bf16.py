@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cd1808fc34e9df10
+# checksum sha256:5a516d392605d985
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "70e24631f917e5442b3cffa195e04cd28c58ded6249f92f2630991c05be26277"
+DIGEST = "46665789cfe4a9601df7929ccd1902bb94d63518fbb5ace9fd0fcaea25ba07ab"
 _library.join("moe_permute__bf16", DIGEST)
 
 

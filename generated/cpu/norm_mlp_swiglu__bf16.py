@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:25c9a17ab9a27343
+# checksum sha256:65b1f5d2ff70403d
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "5d60300d4d1c8d18104b8c4c0ea4bafd05d7f9f59e171d4e6eb20552eef06afd"
+DIGEST = "09af63e40bc0472e246006ff89b7707d3bb6a9cda922fcbbd1863840bfd9a05c"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

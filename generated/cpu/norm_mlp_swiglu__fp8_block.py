@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:037e0bafc8ddb32b
+# checksum sha256:102ebf6bf59d051a
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "8aeab395f9fecdb641afa502ee60668a3c02aca7933c34a51244daec5b1ce199"
+DIGEST = "26c1a7fb2a12df44d64fa32f22253cedb8794ed1a9854808d4b052f4c0734b2f"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

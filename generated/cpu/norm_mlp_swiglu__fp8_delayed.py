@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/fusions/add_rms_norm.yaml, specs/modules/norm_mlp.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:911622e4f8b1f851
+# checksum sha256:153593dffb4a46d5
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "12441c9f2060a31cdfb101fcfbafd5ebce81ead46df839de2664ff61e66c15e2"
+DIGEST = "fcd40e1e5abdac85fc44b7d7ce12de4155d398430ccb2acd905d88af496497b1"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bf0db7f532cc7d08
+# checksum sha256:8cd7cd7dee5d30b8
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "9c0f61e58f1bc06fa78992380c6940c60e73f1a073ea91e42f32ffc66a8baf00"
+DIGEST = "8680ae00f4ffd46a19c821db7c6b62c8466189e2e64c56e63bdd65094df07676"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

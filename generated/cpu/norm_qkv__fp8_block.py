@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ac4fae02761dc6fe
+# checksum sha256:8be8e170c5ca7f3a
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "0a60631ec8cdbd905906d8efe0a0e3bd95c7824ff741c1da60bec17842657bb5"
+DIGEST = "d5a5704ee89208e7baf4f06141e4f164f35747fafcf17eaf4aeef20608360b7c"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/cpu.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e7e7e83b6796bd52
+# checksum sha256:fc05c6a1c514696a
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "a77bf01660ca1ec41c701333ae55d6acd928fa061b1a549bc1ec7e9f10bfe414"
+DIGEST = "ac71b1f5b7e5ac58953fc16c46fd4c5778722f481a6e891a8af085da593bf1da"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1f8fa7511e144be1
+# checksum sha256:d421541c2efa768b
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "6b8dfa87bc8991a13989810e5bedd0c48fecc719f5774c48b0cebbd488079ce3"
+DIGEST = "c2cd40f2fbec96fcdc9da80e428a1d2443bc575b891904e684ee5540f481252b"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

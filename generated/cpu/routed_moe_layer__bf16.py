@@ -3,7 +3,7 @@
 #      specs/ops/gather.yaml, specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/router.yaml, specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d26ad842c856b7ee
+# checksum sha256:93a8a6ea8e1575a8
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on cpu, native: the reference itself.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "4a62909f6373d2a4bb1171e19fb548b9b3a99a026fcdffdd6be1f3b22800fffe"
+DIGEST = "badaca96e2eb7f86cbb78a76267fb589ea3de5e06dbfdb23a6e785ba4ff2ba2d"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

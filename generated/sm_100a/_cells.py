@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +119,27 @@ def namespace(name: str) -> Namespace:
     known: dict[str, Namespace] = registry.__dict__.setdefault("namespaces", {})
     with _MUTEX:
         return known[name] if name in known else known.setdefault(name, Namespace(name))
+
+
+def define(
+    space: Namespace, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]
+) -> Any:
+    """An op of tensors alone, the same on every device; the first copy that asks defines it.
+
+    Args:
+        space: whose op it is.
+        name: of the op there.
+        schema: its arguments and results.
+        run: what it does.
+        fake: the shapes and types of its results, for compilers.
+    """
+    with _MUTEX:
+        if name not in space.ops:
+            space.library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+            space.library.impl(name, run, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{space.name}::{name}", fake, lib=space.library)
+            space.ops[name] = getattr(getattr(torch.ops, space.name), name).default
+    return space.ops[name]
 
 
 def read_library(library: Path) -> dict[str, Built] | None:

@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:5e3c7c0270098db1
+# checksum sha256:726ecbfd51211c3f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "9e0dc57489e1041de59c736e5f2d947c660acc1782a7dbabf7838f2e0ca7d99a"
+DIGEST = "9b89a28da8f6decb307cece02105597752dfff1ce16674b867c49e87721ebbc0"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

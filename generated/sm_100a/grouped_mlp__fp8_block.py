@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:f75e539413089005
+# checksum sha256:7f2d0ca8c7d75623
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "81241eae45319a2d9044664b14ef049374f5ed6e84d1e0ab999cf15530f6f745"
+DIGEST = "6eb18a0cc712a750ea772a35c4bd81eb0a49b53e7855445d6f080d52f24150cf"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ce43a6d8c7757b48
+# checksum sha256:488cc2fcaa2a99a4
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_100a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "250832ef7f046a1910bfbd460ac2834a6550b3db510caae3969809305df01fab"
+DIGEST = "0d319056fc84d27e023f9282a2fd7d3db1cf1d4ccde342319f20c7d6151d15e8"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

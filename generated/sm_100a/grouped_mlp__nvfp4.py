@@ -2,7 +2,7 @@
 # from specs/archs/sm_100a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:11baf4129ab8b8ec
+# checksum sha256:9c80d76cca6f3063
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_100a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "5ccdc0881c4fdabd35ae3f4f497c432689ff045d6b41eb61c3d88e2d4b6f9d9b"
+DIGEST = "e46eb141619fa973918568c67d6aa8a1141d89635d62b37161ad9e17a7ba8092"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

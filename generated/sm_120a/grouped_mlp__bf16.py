@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:39298669e063a177
+# checksum sha256:f8afd269bc6834f7
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "40e3f0f536f5fe47e6f0a2071b15c9d1f3d22fabec58f128a17912e3be968317"
+DIGEST = "2dd41d0d69879351e111547614e0123289a7e9eef890b713ba8f566d6217d11d"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

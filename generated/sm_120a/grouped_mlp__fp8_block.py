@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:03327d03515c8759
+# checksum sha256:6c8d4c0b384a09a8
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "60012f8d3103d08ceb718b1aab85af8d872e68913d3ff2e3e5fdc22759f5f97c"
+DIGEST = "d4767683a576591f748a612b42f28ab3abef371d647953dbd15851893db93101"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

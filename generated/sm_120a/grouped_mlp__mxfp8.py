@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1b98d51cb97a34cc
+# checksum sha256:ff9739d90d290a9f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_120a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "dea8033ee4a2e5ab81c61898c7d489237b579182819e291fc82750ac17347d3e"
+DIGEST = "b1e1705d1b187bf25d10b5abc4773a22f4e4f67de0db362fda378106ce5a68dd"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_120a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:461c4c583d17e863
+# checksum sha256:cbd41f291d509643
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_120a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "f4edabac782736d45dbf450ff6e14d7317dba2de8274d6298461a7e9011af3af"
+DIGEST = "831335cf9c82fb9a32744565b84d402beac085e4b9379477842fd14d3f821bd8"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

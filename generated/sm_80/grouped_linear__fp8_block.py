@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b2221b14bda441ad
+# checksum sha256:92fc86a1ddc8eccc
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "9872015de18edb3ecf21d137d7267ed161d7dca72a2852fc9ed95c9180542cbc"
+DIGEST = "4b241f8f3b632931664dfd073abcc0d81579d2e87346abb271845db792d8a025"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

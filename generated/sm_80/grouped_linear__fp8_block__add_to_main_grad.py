@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:26943a3eedb3a2c2
+# checksum sha256:882b9190ed4223d8
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "eccacf4bbe2ca67fcf2cec26de89eea6fb7f832d12aa5c0d497b5e809f5c66f3"
+DIGEST = "cb1d37eac4bb927f9d1b570569ce8e73bb7f8f6765ddd8b310ff468a70f0e1a6"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

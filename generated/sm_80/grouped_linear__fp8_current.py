@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d8f4abf2dc62eac9
+# checksum sha256:6285b3daef213b23
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "14f7a09d03e8dafa942256b97c329694cf15be908226de362a8654563ae4ef6c"
+DIGEST = "32ac27010cfaaed2eeeb20ce84b69b623063931c25d660ef10540340d5449d96"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

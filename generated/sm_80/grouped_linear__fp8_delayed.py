@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bf589a7f992bf48a
+# checksum sha256:ed8cbd6929aa6e10
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "78323444336341f2b00ad67b9cea346b363b3e65d3a53a62e84ab192e699253e"
+DIGEST = "34418932c1949829dd5d93fcffed2f973c83194e9b6c6d9679947ec61f53aed4"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:53de228e3455ff1a
+# checksum sha256:4523fe05da065e91
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "07558be78c184f46513cb22c70a1976a96c494a98016aa38722f306e8c371e1c"
+DIGEST = "e3913aaa87eeff0da3e02cafee419faaaed63247446ab811b8545990d0d47cd3"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:7d242e71cca331ac
+# checksum sha256:713592f6a9e81d0f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "27fd13e328627030c6aba26e90047033970e22aee9fab0e1e6446bc45ef763b1"
+DIGEST = "e37c807f86af8e558e638f0046ff185ab5ef4826841fabc23febfb59391b32b5"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:53dfc5fd3dee1585
+# checksum sha256:00b8220b24e8a82c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "8f0fa7c5ad86eb7a62005491b2186fe1defdd1d2c4ad1d8085cda4749de668b7"
+DIGEST = "4d974ccd4f44c2abd0ff424339092ac3da86aaf50306c3756f2f003ce4ae1d9a"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:db9d338097d1c381
+# checksum sha256:e02800638474f325
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "3c9a992e3037c9689adea858f5c4553b5a41de5d424c9db3ea3e738c85aeb487"
+DIGEST = "f7692ea144bec40097049d72a994ec5d742ac5451de878e32466543fed0fdbd8"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

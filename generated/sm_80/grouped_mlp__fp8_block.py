@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:cd5adff031bec875
+# checksum sha256:bf22c986ceceaa07
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "255d019887bb9ba42736ec4388041db290f7e00c0b6f237fc52786bd83cda224"
+DIGEST = "e7722e2011b5eae9b4697d4e851123ef2fd39e5916938a341cd57ac1416932c4"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:55355817efd4ae41
+# checksum sha256:82bbc501e8b167d3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "3c3e583d13ed6eef655fa2f8e6d8c85dfaf43093a956c73f7e279779e170040b"
+DIGEST = "bc674c696148458bab1b6e455b58c6793824934366f67c8d38968d15b904ee10"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:580d12f75b45db27
+# checksum sha256:c2518aa34d61e0eb
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "d4e97145c26c62bff8aa7205f0c04cac6f112e6ca267ed0385df9abb2baff2fc"
+DIGEST = "9a892220a7cdd869b5bde6bc20524620284ec3d064a261c089593d5c20918ec7"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

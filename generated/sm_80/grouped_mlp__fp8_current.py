@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:155981e15f0d9cb8
+# checksum sha256:fe043dc239228a6c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "e623894b0c573e6c33d7a23c318c8639b6e953bef286b0c0a5e9490acd8efc4b"
+DIGEST = "086ed16a5f1ea3027135efb664a7b1bc3397b641da4b4a304e5a49bc6336a72c"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

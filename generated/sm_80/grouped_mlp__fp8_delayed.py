@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:324edd73c916af66
+# checksum sha256:36c5ecee2017d434
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "8a5adfc8809473ac2deb90cb80e10a3c1705cbcfecf933fda978623755f47c6e"
+DIGEST = "fe0b4061db0b29cf3d38d1812afa60ccf4e8e933dc486fd626d4fd2fd60823a4"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

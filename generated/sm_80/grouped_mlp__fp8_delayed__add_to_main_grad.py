@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:1d935944e783f36d
+# checksum sha256:edc1bc40f4169518
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "3dc03cf9ecc87b0221e0139f95e85ed518cf04ac7b3b4c75f1a8957973105b94"
+DIGEST = "b3b78019ec16f95d5fb1e1d51a412cc4c79697d2b2a37ecc1088d3e31c678cb4"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b4054c33c64d917e
+# checksum sha256:cc7151bad5369443
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "eba96e596e890d0829f8db99c2500c7a0a38966260580c8582da0b94356e0d4e"
+DIGEST = "d94c150f342e4aabd973dc1341016dff073f7e67a1cef9f34efb39c7afc832f1"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

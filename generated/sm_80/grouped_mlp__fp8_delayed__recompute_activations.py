@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9e1057f5f06caca0
+# checksum sha256:2518c0f9c8634f79
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "7da1e4ebaffd4961f254e298b71b8698eef30461979b7e93b74141f8c2c2baa8"
+DIGEST = "f9a50c217273e2c5d749205c8c9949d56e330866a742f209eb19f35cd2fab998"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bea4feb82a053b74
+# checksum sha256:9c30a296e8b6b062
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_row_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "6bdcf8d76e4822ac785638b33afebc43363031cbd936f83ee180b04ba2437e96"
+DIGEST = "ef7111f0ffbd0941592f2c2268838c44a143781417c7b67e7d42c36f93eac7d3"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e3df221f5638f91d
+# checksum sha256:e4c6fe0913b650be
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_80, emulated: sm_80 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "48d9817a0b0ecfcdde5be797fa9ce242c68e5a56375afebfe5e78aab4b3fe6d2"
+DIGEST = "d5853236cc9fa5527b1a0bfb0d4b98f691619fd7fd0b34ea3acc0fe3fcfdb8af"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:41e81917a3b35062
+# checksum sha256:055e3e5d8c1c1567
 """A linear layer and GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "6995612fcf5d29fe21789527803baf9eb1be36a59767426dedc5db4c2e6a9339"
+DIGEST = "734c655d1132bed33f6640ff398175f1e75c2d9b340cbd4d6069087bbc381c0d"
 _library.join("linear_activation__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:70a8a667005b5f2e
+# checksum sha256:724f05d10ffe87e1
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "125305c007fe1d130be7deae2fc61f7844eacb48f97014b1a67bda7a1197d595"
+DIGEST = "928ac11256816500619d0df29d25643d43d7c6295c25775a3af09621537f5853"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

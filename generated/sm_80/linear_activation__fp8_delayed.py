@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2b59799ae8c54ad2
+# checksum sha256:8ba69cc2095f2481
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "df492a15bbb19a0283c5d56b79d32601603003a247f506270f92acada6e1b279"
+DIGEST = "813f657f0f0562126612fe4e7e37d732c82697710525092f1787cc0c749aaeda"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:18f727ba32440498
+# checksum sha256:55fe2f3b442665d7
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "1c0300c53a8409b2a777ebc6a431ea35fde7eb51465faea2ee0c072dcadd056c"
+DIGEST = "8a5b906a3d9b3d997400aa87ee7d8276c82c619b19d6fa369ec16c9a0ef63575"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

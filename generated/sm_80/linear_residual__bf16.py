@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:9e789bd025f03186
+# checksum sha256:3019641f22c95e61
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "4e867450f0b3993b385228669b92373363d3cbd5d7a86c787250bce08bbd1cae"
+DIGEST = "8bee4c14f4363249cc5cb3090cd9a8992a451fdfe9e95144b3f4e71612f5c96a"
 _library.join("linear_residual__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:6c2f6a5dc376bf64
+# checksum sha256:7ad4edb51e32dbfd
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "84c5bf5f714bbb3217168c87b5218e180a45dbcd6e7d001f9d01a95ac2fb4615"
+DIGEST = "db9913fda7ccdfcaa707754d75b9ee2fab0ca33badff1671f43007d9321c3f84"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

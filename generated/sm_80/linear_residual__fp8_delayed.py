@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:d6aa0ad7a619ec3c
+# checksum sha256:4d410d49da0809c7
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "d3fcc7ca51f3f5b8b0578319f3cdd1a3fecb6b8b5948185add5b76ff5c36ddff"
+DIGEST = "513b114271f69bb58836f9c459df1647d0db9595813870c610443a0a55427f17"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:93adb2a2a8a0d17b
+# checksum sha256:b6dcca390b8561fb
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "68c876eba3b1729a056b2b301661223fa53c2ba5f1b6eed7edc0bd2fa5e3d963"
+DIGEST = "c4e65605aff4c0697ea4babef8a8bb49358490312f87ba600d979bb584af6d91"
 _library.join("mlp__bf16", DIGEST)
 
 

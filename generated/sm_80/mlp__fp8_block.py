@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:da3c496e026d811b
+# checksum sha256:b1a2364f014584f9
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "80ffe0dd33d07183a58eedb56e9653858ac461d2ba2248f80001fbba24ec901e"
+DIGEST = "2a546a3acb6dd0c9d3d73c97f4359da611f83c323dc845262c0d3fbe8cc25ea8"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:b2f467621b6931b8
+# checksum sha256:411b626e334f7493
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "5e602d5f21237b7cd260a1488e9e28cc689061747b303d5dfbe910ad5044cf76"
+DIGEST = "a521db2a5098784d2619ce44a32d3a4d4b5f951514ad18793398ef1e6788683d"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

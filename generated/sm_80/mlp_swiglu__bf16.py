@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:10078ab4f543b182
+# checksum sha256:c040b5c65f830613
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "ab8249f1ec06c3586cf45c315b0d2f1ca129b459f64348a490987fddccb4d0fc"
+DIGEST = "5bddb5368704b586e2b4688f456e1a579d74677029170f3e7c6e91dbfef41adf"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

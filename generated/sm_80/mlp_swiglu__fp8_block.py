@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e0d86902f841529c
+# checksum sha256:2091f0db8c607360
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "5dfd239509ba7ffa517e7237bff67cebe40c150c9e08e27c5d07c2c8db0c552b"
+DIGEST = "c3a39a67fc540c22411355194b9fe6dede43b06402e1b9419915d89057c32265"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

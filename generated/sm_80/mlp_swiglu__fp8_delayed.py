@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:43910a132e8eab34
+# checksum sha256:0fbd8e1bee00d7ec
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for gemm of e4m3_e4m3_tensor_fast;
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "8e5499e2f278968d5af3909fede23ceebeb6f14a3528fc83470e758518b3fcef"
+DIGEST = "10fda91b0771b4de0fbd5bd1be4455836bf8d27977238c97d6ab6af46422260b"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:e575f07fb050901f
+# checksum sha256:b2b97d4e31ad15c2
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "881c1ece758ee2e4db83cce1f52c02472f8c6df09557e5a8fd3cd73934c7c51e"
+DIGEST = "eeacab20bbb99e138eafa2fe472e62943c4c12738a15049e45a8f8209e8bd13e"
 _library.join("moe_layer__bf16", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:314618ed31cfdcb9
+# checksum sha256:23a1f7c08401ccb7
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "4517fda62c2bac96af528a0e2c091e3d35dc97d6efa2d2b19b77a9d263bde06f"
+DIGEST = "001d112451d398d854f9a4aa975e3609ddca21a66c24f2308fb1f6a519848330"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

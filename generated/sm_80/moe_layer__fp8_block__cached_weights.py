@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dbd0c17cb932e6dd
+# checksum sha256:6076900a0e00e988
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "be4a0c9dde13f1e38bdaed16f8694def0d48ac7cd98fbf5d9e88e7229ac87e97"
+DIGEST = "825dfa559362b54357453b416761dc01d35b7e5de29dd911e6d776acdd68ee66"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:92b76f8c626eef29
+# checksum sha256:b85dbc397adb76af
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "4bd1ef8754fc405d7d699e17bda1829dd1c96ea7535f42331af5fa3404b2a28e"
+DIGEST = "fed3adc4ec86a4687a72876013085c335c6f54da28f0e60fcb5c39d474dda26e"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

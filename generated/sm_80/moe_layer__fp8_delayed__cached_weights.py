@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:62cc37f42b3ceb7f
+# checksum sha256:12489a35a27863f4
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_80, emulated: sm_80 has no kernels for grouped_gemm of
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "d3d79a6901d9268b532f084875dfdc40e169f750becebda70e47643747c9e07c"
+DIGEST = "e3463ec44c95a163a59475343728d9241169cafc9f8d1dc3a9ae65d9ff626e41"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:1ea26991692e933c
+# checksum sha256:66ddb1ef35e72736
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "f990828b46235784ddbcc7eb925a018774267ef75a55504b7d4beef5771aeae2"
+DIGEST = "d68ec5871e64c61d70b9b75e31f5d73a7c773d498d8016ca570c3072be653285"
 _library.join("moe_permute__bf16", DIGEST)
 
 

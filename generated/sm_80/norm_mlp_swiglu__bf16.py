@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:dbfaa98541fe7e7e
+# checksum sha256:04dda5263bfc7884
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "99e949e16b3e42ae230484f63a1bcd3e023f9defd340e9a0ed18083fbac804b1"
+DIGEST = "d2b6b507b909e333bcf4edde21e776f48b054c34054ffc6bee26340bb3946eaa"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

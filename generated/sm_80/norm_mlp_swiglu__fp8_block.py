@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d495bc94205b5ae6
+# checksum sha256:46dd96c72aaf0520
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "edecc963d03040f66ec6cce565ae1abcd58a23343c9dbf5014880b1c1c5e91a3"
+DIGEST = "51a3fc73872f0093131b14a89978b2912a4e8cf3ec2decd3fa71822f914f479d"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6175085cf77a46ee
+# checksum sha256:75f5382f7f800737
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "c4fb141c43199a2d12dd27f98a4ca654df1835c295748e495db8ff8a66d26bcc"
+DIGEST = "7c299f170eec646657d98d9159c6fc0db5e6c915063a525ce20bc17b8cb73bb9"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

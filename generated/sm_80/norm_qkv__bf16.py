@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:c0f0056992bb6436
+# checksum sha256:5636bd28aaef1519
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "e02158f966e81e6c3ea1c3f283dbfffc258a368a2dba9968c260a6ffc1ee6aeb"
+DIGEST = "36a053a5a8b14ab828262ae24bcc39a2e45775278258817595904f95b650d06a"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:4842f4faeeb3ebc5
+# checksum sha256:6a16e76e042bffce
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "a7be4ac49332b857696ec51102772d2d068f9fcb5455d0ca766eda08740aff7e"
+DIGEST = "aa1401160d4cedfd396e74b2cf35a0473cabd3cd1b6964d6e362ced47f2e544f"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_80.yaml, specs/fusions/norm_quantize.yaml, specs/modules/norm_qkv.yaml,
 #      specs/ops/linear.yaml, specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:ce8e5bd9a45b9bd4
+# checksum sha256:c0884a6506f414fa
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "b74d00882443b0f086a2a6e56cd3cd4410c541bf9a992f1846be15de838854ae"
+DIGEST = "5712f8aa4c0de5f69ff3ce23268c68bbd10eea7a4ae673fa68a399e4fc2bfa07"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:30ef9db98f2b94d9
+# checksum sha256:bfd2a8f9005e4ec3
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_80, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "75d403d477c77533afaaa2e4109602675170c77593c8c503259e60a586bae336"
+DIGEST = "ca8cc5afba3e9dac6ebea3739c9ebd507ff9fd69e37cbeb9335158ae111b9f04"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 

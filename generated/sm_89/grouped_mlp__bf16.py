@@ -2,7 +2,7 @@
 # from specs/archs/sm_89.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:3e197d620fad35dc
+# checksum sha256:e4ceaeadd3a18235
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_89, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "e522a64f45ce149d6f3b98a575c3a849e321be8e90330a4263cd0be95a21b64d"
+DIGEST = "1eceb1e37d2cc9aeadcca999f9b4125e51b26d0cb0d65e2862dd1bcbbef039e5"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:9c6c710af8b0ba2c
+# checksum sha256:08ff2f11c07eeff5
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_89, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "44af12c184faf2131785a13c602651f5452582afa296f2d620ec5211f9ed03e4"
+DIGEST = "60094d517703d639a407fb74b2cc11fe0dfabdda40118cefa3ce738b4611a535"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d468b6cddbd661cf
+# checksum sha256:97a0a8bef14371dc
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_89, emulated: sm_89 has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "1e3cd6a4ee51c597065ca77ea06216b36c93dd9ce976e05f6b797df5ffb661c3"
+DIGEST = "0ca6351a83b76b07e2bc9fd2b69fb6d1ebf4a030ab16d898151515ff55f3c54c"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

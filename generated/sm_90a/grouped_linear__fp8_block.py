@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:9678e54517f7e983
+# checksum sha256:05cc3a61d871de9c
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block as reference
 
-DIGEST = "5bf4c7dca6a7cf1754c06d3f9732ac684307975547f46025c447db2053d7e23e"
+DIGEST = "b94ea08837153dc293d65cfd111ea2bd44a9a1e960efa61f21c1922b7a1cbb8a"
 _library.join("grouped_linear__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:29dc1a244b39dcdd
+# checksum sha256:da11f2045903e832
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_block__add_to_main_grad as reference
 
-DIGEST = "cafa6fba6f14e11b6d7cdb22ff2dca965b21a5df5f36691c511c5c0c437dca6b"
+DIGEST = "f49533d7761afb3074c1a87d2e58fe1c01685c48c12cc170cd3f919409c60cc0"
 _library.join("grouped_linear__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_current.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:bb5834a12852f21d
+# checksum sha256:8026093ab68b4182
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_current as reference
 
-DIGEST = "5599557207f1df67fa6810c16cda1ede31e634d63ff2f5dc52e5a29691fdeffa"
+DIGEST = "15988a070722e349fdcb9ef92791d2c95042efc0b8736c297935dedd05ebd2d6"
 _library.join("grouped_linear__fp8_current", DIGEST)
 
 

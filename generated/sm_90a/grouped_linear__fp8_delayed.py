@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:462cd4dfa32fa11b
+# checksum sha256:d476e27ca1fd6320
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed as reference
 
-DIGEST = "11d72049b88c445f0f82c8956ea608737ae1391caed4b5967cd9731a7e2e22c7"
+DIGEST = "ba4bb1fb20e09417163b306f5ad910e3f3f011fef0243afda8863f458549fab5"
 _library.join("grouped_linear__fp8_delayed", DIGEST)
 
 

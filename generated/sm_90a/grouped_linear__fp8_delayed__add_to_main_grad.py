@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ca8defd337ae0a7c
+# checksum sha256:ec665ade3fceae88
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_linear__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "4b8dbff0b77aaaa3512d7999b3ca344e21c0bc483d21a940c727dd11235d62c5"
+DIGEST = "2419e1963fa494d30a105a3966221a428947cbbacf02575ba2f079fd7a2e5f0d"
 _library.join("grouped_linear__fp8_delayed__add_to_main_grad", DIGEST)
 
 

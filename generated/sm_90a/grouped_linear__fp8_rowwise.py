@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_linear.yaml,
 #      specs/ops/grouped_linear.yaml, specs/recipes/fp8_rowwise.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:36ff2b3e2ac90b31
+# checksum sha256:5ee09937354e3008
 """y[t] = x[t] @ weight[g].T + bias[g] for every token t of group g.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import grouped_linear__fp8_rowwise as reference
 
-DIGEST = "a4e8f11ed98dd97002cb0018e323ca01a80c131ae6c033fe10aadcfcdabac0f4"
+DIGEST = "d0690091f012ede4d88eac3537a6301c225517d51a4c79ca1de28478c6f93cf1"
 _library.join("grouped_linear__fp8_rowwise", DIGEST)
 
 

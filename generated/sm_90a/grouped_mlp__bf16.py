@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:a75d231de77dfa67
+# checksum sha256:cf614859813e5750
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16 as reference
 
-DIGEST = "709f5252d5ec6a9f4cd64d1b82ea02ee2d66e5578120d7afbb924a1a0315e655"
+DIGEST = "4e1edf10c5c2f793ad0989c274f1f04770ca066f4dec1d6deebe7d0148c721de"
 _library.join("grouped_mlp__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:76c364af75841d26
+# checksum sha256:e9a3762add4af24a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__add_to_main_grad as reference
 
-DIGEST = "b8e0acb9ab323d2d901c6511cf1f2a047ae2331218d6190e161d3986349cdfe8"
+DIGEST = "961f4fdae2c9160fe2873efe68debd36e855def3e7b8b68bc7345aedf7dc6d03"
 _library.join("grouped_mlp__bf16__add_to_main_grad", DIGEST)
 
 

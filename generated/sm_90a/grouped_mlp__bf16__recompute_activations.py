@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/grouped_linear_bias_scaled_activation.yaml,
 #      specs/modules/grouped_mlp.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:41644012aaca4d9f
+# checksum sha256:56067467418ec0a0
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__bf16__recompute_activations as reference
 
-DIGEST = "804a39eed349374db43c9eafe6047d24a751e81f051db756658350aa5d265697"
+DIGEST = "3b9c9c5b925fd1a9766a717ab4c9dfeceb219b3d50cd5f81241935f7a968f3cf"
 _library.join("grouped_mlp__bf16__recompute_activations", DIGEST)
 
 

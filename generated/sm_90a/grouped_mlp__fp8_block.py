@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:174143d55dddc257
+# checksum sha256:a1393dfd717310d3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block as reference
 
-DIGEST = "23407bc4670db75bcf7a62284ccaa8f9901d060b9ac51e974ef52e4803025a9e"
+DIGEST = "9148bd1590ab1dca2f5d646991defb4ec1281ac84ca4fc57b8f0b273d0cfb578"
 _library.join("grouped_mlp__fp8_block", DIGEST)
 
 

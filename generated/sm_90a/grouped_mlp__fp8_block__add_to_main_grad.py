@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:44a800ae9b822f48
+# checksum sha256:7b728cd1d9056c62
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__add_to_main_grad as reference
 
-DIGEST = "31859e92911e17703df6d815a2151b1a6266064cf71595c5f6a0d6dfcc1f5500"
+DIGEST = "7868930ee7b8422384049bde8e0366b70c1644d7b81b22e5bd58f76ee5a42c7f"
 _library.join("grouped_mlp__fp8_block__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:c72d2b4ef92bdaa3
+# checksum sha256:ef14ceead9a3bc47
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__cached_weights as reference
 
-DIGEST = "bce0f76c26156626dd5dd4c106146a139c1988492034f7926ed83d1311641b7a"
+DIGEST = "9dc36a2c493e50f51bd59aefa4260debf8745c5f80ee06b5e83375ff732f470a"
 _library.join("grouped_mlp__fp8_block__cached_weights", DIGEST)
 
 

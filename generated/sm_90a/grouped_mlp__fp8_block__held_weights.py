@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:383d0019f0ebea33
+# checksum sha256:5dd54fe9c9bcd73e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_block__held_weights as reference
 
-DIGEST = "33978d7cb64be4473af8415b4bedc42ae56e7009996b3fd9080260c86cb6e7d9"
+DIGEST = "aa67c4b65f8878acc6245d21eb8a0ab77c65c3e619884ff7e3003cdab2daf005"
 _library.join("grouped_mlp__fp8_block__held_weights", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_current.yaml, templates/module/cell.py.j2
-# checksum sha256:88553641bbdc4a2e
+# checksum sha256:d5e455c1087230ab
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_current on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_current as reference
 
-DIGEST = "c4fd739410f324755ce8aa4defdd5e6ebd3f7c67520b30b01f1fd9256c1974f6"
+DIGEST = "7fbfedb02b6caba5218702938876161981bb6bdd76d6264c1d1c6c85be54aaf5"
 _library.join("grouped_mlp__fp8_current", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:038301e1edcb54ed
+# checksum sha256:0cd37a459f4a3704
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "00e86cd55a4ab9580199f58238d6e128f3fbcb81fd013ddf9ae07e8872a09f5c"
+DIGEST = "3c58e6607a7783e3020dcd3e8791e4080d966a856fa8c6a2c29930d3bfdff94b"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

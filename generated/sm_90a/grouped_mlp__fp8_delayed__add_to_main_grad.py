@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6389de7ddf29046d
+# checksum sha256:5e5a06864290263f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "2a85297db2b5cfbccc75583746d1c68bfc118a21a56dc68dc158a64d66ad9517"
+DIGEST = "c36afc0b70bf451c605f3273c5ed9f24d87d44578d9f6092bfbbdb0aeb45b01c"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0e8ee8a4fe309193
+# checksum sha256:0d21da54b78388a9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "05cc38de986515293486ee0978ce3305196574b1bd72c8108ac8a74db5b13f0e"
+DIGEST = "519fd0cbc6afff64278ba5a3ca71b88bdab4a7226ff5f444452a7fcb71608ae1"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:7201ad9e8985c4b5
+# checksum sha256:8d7ff17007492567
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "d002d1a214f538704f9dccd9cb5cb689a8c5975fcb0daa105cf0acba51f1f97f"
+DIGEST = "8bc717bfdf4dcb786362301dc2bb62c2895312b19f66ee07706188238d7c9aad"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6973fd99aa10d412
+# checksum sha256:4dfa77e485d5a517
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "dca7f14dd198e9c343cda6a502c0bb442cffb10dec7fb7b6d1cd884a9c2ffd8f"
+DIGEST = "3c9caaeffc389f1eafbc2674bd7147abed871579434813c63f3538355f721fa7"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_rowwise.yaml, templates/module/cell.py.j2
-# checksum sha256:b9778f12c6cdbb54
+# checksum sha256:80c02217c0cbc08e
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_rowwise on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_rowwise as reference
 
-DIGEST = "3bfbebf28468e266c3fcddef01a2272519228eb8e6d8edd06f4fec9c2f9d1c6d"
+DIGEST = "c1b26d2ea687c38c3658a6d72652775d04c6357a3ddce639dd5028f9c64e6bf4"
 _library.join("grouped_mlp__fp8_rowwise", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/mxfp8.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:20896bdb7d5ca401
+# checksum sha256:5f43ea8dc8439940
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe mxfp8 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of e4m3_e4m3_mx_1x32_fp32;
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__mxfp8 as reference
 
-DIGEST = "a7c06b7d514c744a00aa515fe6be9f0c5e0c98df3f0f8413aabc54cae54de20b"
+DIGEST = "d626b6026a25c4b461b4349134fb0ec1dc51f69f6add3090add40c7aee925c45"
 _library.join("grouped_mlp__mxfp8", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/nvfp4.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:ecc176fc29e0ba9c
+# checksum sha256:67c4c2b03139273a
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe nvfp4 on sm_90a, emulated: sm_90a has no kernels for grouped_gemm of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__nvfp4 as reference
 
-DIGEST = "c9581e1f1066ff50d499b52535cc070abc219645ecd4420371f2dc1a3afec56a"
+DIGEST = "75a02c742071f714bcfd5254c4d109898a6e82af2dca5c4010031b41613083de"
 _library.join("grouped_mlp__nvfp4", DIGEST)
 
 

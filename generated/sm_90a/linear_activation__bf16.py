@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/linear_activation.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:6f063754ec68bc07
+# checksum sha256:b2aed852b900f0a9
 """A linear layer and GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__bf16 as reference
 
-DIGEST = "2ef22d1b78220dc1c6f40b48787ef6fe46d3f75702ebdbc9d85d7d59617ffff4"
+DIGEST = "0dc578a8bb2b51f1c16691fc0b9e8d08bb81d8a5b3e10f39d5639814dddd5950"
 _library.join("linear_activation__bf16", DIGEST)
 
 

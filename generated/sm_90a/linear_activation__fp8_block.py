@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:cb9e55718f6dd51b
+# checksum sha256:6de8d71a8d666fe8
 """A linear layer and GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_block as reference
 
-DIGEST = "89010c6fe4857ea847e1eabc8019197ccb54f8f12482812a6574a486f023534c"
+DIGEST = "59820f63e16fac1462bc14150739cf0835b7b91f0a63dde07cfd94c3a286b863"
 _library.join("linear_activation__fp8_block", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/linear_bias_activation.yaml, specs/modules/linear_activation.yaml,
 #      specs/ops/gelu.yaml, specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2e53f1660a77d7c7
+# checksum sha256:432f4e3fef25cfc1
 """A linear layer and GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_activation__fp8_delayed as reference
 
-DIGEST = "c480be6ac3a41e633cbea5cbc25c596f91d1a5992c85190df96b3b017d43329a"
+DIGEST = "8e9f075510ed592571b06a055771aebe5a9228e7af9cdf970ff114ae88fa1629"
 _library.join("linear_activation__fp8_delayed", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/linear_cross_entropy.yaml,
 #      specs/ops/linear_cross_entropy.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:185ea5cab2255966
+# checksum sha256:048c4ab3e4bcc331
 """loss[t] = cross_entropy(x[t] @ weight.T, targets[t]), of logits that are never stored whole.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import linear_cross_entropy__bf16 as reference
 
-DIGEST = "f0ca9e07e1ef8abb679eb2f1b7a8c9b7ae39851f9644cb09b01e5edd99a91f1f"
+DIGEST = "b23f1a2d3770ff542f3c564f561e88031db36259f686e3dbfcc1458712d77550"
 _library.join("linear_cross_entropy__bf16", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:1b9f8b29fd89a18d
+# checksum sha256:b71b161b525ffa4d
 """A linear layer and a residual that comes from outside.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__bf16 as reference
 
-DIGEST = "0f9b48375c35fdd886d7d45f9f4242f95ac2a805219795ad6d71377960bb7fdc"
+DIGEST = "1c35a3caa26078f414e29e150c65688d875af5dba944eb682e50ff889cdb3354"
 _library.join("linear_residual__bf16", DIGEST)
 
 

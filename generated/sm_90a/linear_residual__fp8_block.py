@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:42b46aca342e8d33
+# checksum sha256:fd0e3af97dfeaeef
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_block as reference
 
-DIGEST = "1bf1786169e58163501db0394de9376c865dfb53d8fc5c8f8adbc1891fbb77f4"
+DIGEST = "856109412e2878a8cc5bf842cc876b09d78b4741c7cd46e3a5d665b955a5a2ed"
 _library.join("linear_residual__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_add.yaml,
 #      specs/modules/linear_residual.yaml, specs/ops/add_extra_input.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:9a36280d91f8e9f7
+# checksum sha256:f2c7d726e090ccf4
 """A linear layer and a residual that comes from outside.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import linear_residual__fp8_delayed as reference
 
-DIGEST = "6a503e4b7b3d984f8086fdc85711368db5471a757a988cef43c4fc38f65918d7"
+DIGEST = "6ec5566e53311ccc59d4f0e390b1c43900f949143b33c998dd60e7448abfd6df"
 _library.join("linear_residual__fp8_delayed", DIGEST)
 
 

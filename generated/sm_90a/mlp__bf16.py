@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/gelu.yaml, specs/ops/linear.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:0876db077c4b6ad8
+# checksum sha256:fd44da71a7c07db0
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__bf16 as reference
 
-DIGEST = "10f8f52ad32558c811a434ac17f65285758bf27867492ddc7c61e97b9c6f9a19"
+DIGEST = "ebbab39ee765c7718c3f84a3daf2f8c616c4add27cefec86d22e3f6c32219478"
 _library.join("mlp__bf16", DIGEST)
 
 

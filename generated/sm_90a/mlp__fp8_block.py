@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:06e16c05c7117835
+# checksum sha256:7ffd7e4fc8e22d7d
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_block as reference
 
-DIGEST = "98bdcda73fc88da311cae9e3dc8f83a746ef795e24aafc507dfeff3ff416b6d3"
+DIGEST = "4288493d20c511af1dd9e8ae5b8a89d0419841b7b6646dff1f74eef0335eb0f3"
 _library.join("mlp__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/gelu.yaml,
 #      specs/ops/linear.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:398c96bce6718377
+# checksum sha256:03f6d8663e53919f
 """The MLP of a dense transformer layer, with GELU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp__fp8_delayed as reference
 
-DIGEST = "c67d4274f4c9e85e3bc9f8554a74c7a9aec70f6477b92f157cf62b09cbf0f8d6"
+DIGEST = "14e009944fdcb46cfcef0d31ede8fa72c057f4cd309b941640aea62183a19722"
 _library.join("mlp__fp8_delayed", DIGEST)
 
 

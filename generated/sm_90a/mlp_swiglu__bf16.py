@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/linear_bias_activation.yaml,
 #      specs/modules/mlp.yaml, specs/ops/linear.yaml, specs/ops/swiglu.yaml,
 #      specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:cd44a89ce7a2ae54
+# checksum sha256:5e74386a00c18eba
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__bf16 as reference
 
-DIGEST = "69a9987883fa8eaab4c2541089691bc023b964921e863765eeadf7f070879ae3"
+DIGEST = "98249d39fd8bbb0a753caa499c656874a2c220252bfee4b0fd38de18353e8e20"
 _library.join("mlp_swiglu__bf16", DIGEST)
 
 

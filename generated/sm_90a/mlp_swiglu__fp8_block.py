@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:1f563581bbcd9027
+# checksum sha256:1b61ed0b23cec2ea
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_block as reference
 
-DIGEST = "8638b7ceb896d59bfbbd7f609c681bd173d3b6ce8bd158391cc289004b6cc2e5"
+DIGEST = "26af96f91f48adf9f5505e192ce3844ac123df8fd2c6776b21b21ee2c00ad676"
 _library.join("mlp_swiglu__fp8_block", DIGEST)
 
 

@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/activation_gradient_quantize.yaml,
 #      specs/fusions/activation_quantize.yaml, specs/modules/mlp.yaml, specs/ops/linear.yaml,
 #      specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:a217278c248ec24f
+# checksum sha256:d4dd9c7bd65f0a04
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "59f1f88ee89c97bfe105d615c561211fdd72ffecd0ca3f0c8e8b7cf6a821af39"
+DIGEST = "d92b23e0937e7d9740a4f969afd488b05f2c4bb93f5cf37c5cb7cd2179523fa5"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/ops/gather_probs.yaml, specs/ops/grouped_linear.yaml,
 #      specs/ops/routing_plan.yaml, specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:52dd093b2710ceba
+# checksum sha256:3139eef2d62b1efc
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__bf16 as reference
 
-DIGEST = "11c1f799807faea7b33c695b49b0a3515e8df1eee13d279bc9b2abfdd7687296"
+DIGEST = "861a4149bfaf112a26fc4df43021cf62059d7663f22c06aee03b293333a70a9c"
 _library.join("moe_layer__bf16", DIGEST)
 
 

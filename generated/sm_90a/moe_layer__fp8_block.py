@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:382e34a11e36d283
+# checksum sha256:75250370914a42ae
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block as reference
 
-DIGEST = "a3117f73d106b4b3ffc5fc6d10927a7844d6441cfb259fcace73ee2f17023541"
+DIGEST = "2e90a980d73aa6a0adf35f9412581f269cae50a43c64dd9a4653f96100b723c7"
 _library.join("moe_layer__fp8_block", DIGEST)
 
 

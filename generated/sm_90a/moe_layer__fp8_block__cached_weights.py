@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:192478c198ac16c3
+# checksum sha256:01aa8a6a548a6268
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_block on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_block__cached_weights as reference
 
-DIGEST = "9443ad6bc419bd43a50f89d3bc15924d6915741ef4fbe2e678d54d7505e8ef70"
+DIGEST = "a0c4f0dccdeef8119c0a919d29022c0918215b6e37c82cba4cbfed91b8177d84"
 _library.join("moe_layer__fp8_block__cached_weights", DIGEST)
 
 

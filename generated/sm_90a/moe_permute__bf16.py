@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/moe_permute.yaml, specs/ops/gather.yaml,
 #      specs/ops/gather_probs.yaml, specs/ops/routing_plan.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:daf8ef3a2dfa52a3
+# checksum sha256:5416e9658d7d3e46
 """Tokens and their weights to the rows of experts, and where each choice lies among them; combine
 goes back.
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _transforms
 from .reference import moe_permute__bf16 as reference
 
-DIGEST = "e600b5e6bf3144a54c3e466722b06586ef6d65b41639b0af6a576fc4aea5dbc9"
+DIGEST = "2816dd45dca2e945173989f8e605da1a82cd512c119708b31c658c62ca64a60f"
 _library.join("moe_permute__bf16", DIGEST)
 
 

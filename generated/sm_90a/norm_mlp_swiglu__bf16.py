@@ -4,7 +4,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:72846e625490a571
+# checksum sha256:69f8037bcc7c9c58
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__bf16 as reference
 
-DIGEST = "e280eb45e04dc09d71da29fb710eaeb1ef99c5bee15179e643af4d1d28a319c2"
+DIGEST = "fed60c6b5862bb93de642c889426aaf188552fc10e24aef187ab69f2b7e8c564"
 _library.join("norm_mlp_swiglu__bf16", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_block.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b8585f7bc655b294
+# checksum sha256:df6499d6563ae32e
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_block as reference
 
-DIGEST = "ee183479968bb59a87315d1c92a6b0213ca60a0404463fb2b3c6d1fcd2817167"
+DIGEST = "aec33ba3d3c4c535c441ba3f30586f162469d537fff762d1ac95bb8c958f6eff"
 _library.join("norm_mlp_swiglu__fp8_block", DIGEST)
 
 

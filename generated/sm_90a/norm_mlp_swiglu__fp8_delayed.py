@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:4c70109b48c1a19d
+# checksum sha256:62ed19a124bec187
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "404c0860d7e44880af9cf303d16b6b4fe56bf0f57b27d514394f61e85e93529b"
+DIGEST = "71582a616203b7f95ec97080ab0bd95ae6327cadd93ac623438ec24c39e7ef18"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

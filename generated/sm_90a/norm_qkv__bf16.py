@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/modules/norm_qkv.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/rotary_qkv.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:f935d17638ce3704
+# checksum sha256:cf9dc8d16fba746c
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__bf16 as reference
 
-DIGEST = "3441bf2aa5bb07fd8677262bc4179005c09a024539d0bcaaf4abb1cf3d9a38c0"
+DIGEST = "796403bd9c276e12c707141c4ed4f995136fc3678a582c856c60230b85ae22b4"
 _library.join("norm_qkv__bf16", DIGEST)
 
 

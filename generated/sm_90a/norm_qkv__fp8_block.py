@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_block.yaml, templates/module/cell.py.j2
-# checksum sha256:e696b52a39945ba4
+# checksum sha256:6d16db847c188f77
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_block as reference
 
-DIGEST = "358110f04acd98a3d67ec424ad4f35cb2146770f35c5c34f7a22d963198f5ed5"
+DIGEST = "974df68d99e29352dd6ddddf21ea45b9b4207e90e582220880e18081fb010bab"
 _library.join("norm_qkv__fp8_block", DIGEST)
 
 

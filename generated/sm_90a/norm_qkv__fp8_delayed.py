@@ -2,7 +2,7 @@
 # from specs/archs/sm_90a.yaml, specs/fusions/norm_quantize.yaml,
 #      specs/modules/norm_qkv.yaml, specs/ops/linear.yaml, specs/ops/rms_norm.yaml,
 #      specs/ops/rotary_qkv.yaml, specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:a8b5f055c5173404
+# checksum sha256:fae9f81669a01d0c
 """Root mean square norm, and queries, keys and values of its rows by one linear layer, of which the
 first two are rotated.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_qkv__fp8_delayed as reference
 
-DIGEST = "b772d8dbf499d834a45a4864a842868249e8b12adac0c0dea70463572c7588d9"
+DIGEST = "f6dfe9833d830a404e80d7f78c24ce7ba775d3dfbf1b513f08f99137e7edd7d5"
 _library.join("norm_qkv__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/residual_rms_norm.yaml, specs/modules/residual_rms_norm.yaml,
 #      specs/ops/add_extra_input.yaml, specs/ops/rms_norm.yaml, specs/recipes/bf16.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:99304cffd7ef84dd
+# checksum sha256:e36620ec504864c1
 """A residual is added to x; root mean square norm of the sum, and the sum itself.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import residual_rms_norm__bf16 as reference
 
-DIGEST = "140574b2af6d7fef3f2fe030618f24fef608c9da48ba3c871f10e456c529c031"
+DIGEST = "c71def79b17af5ad2f7528c84b11b287d9107ee375154eb142cc9104ade8351b"
 _library.join("residual_rms_norm__bf16", DIGEST)
 
 

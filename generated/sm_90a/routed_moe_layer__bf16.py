@@ -4,7 +4,7 @@
 #      specs/ops/combine.yaml, specs/ops/gather.yaml, specs/ops/gather_probs.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/router.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/bf16.yaml, templates/module/cell.py.j2
-# checksum sha256:d6ab0c26f7ece21f
+# checksum sha256:5bd0f881a73acc92
 """A mixture-of-experts layer of 8 experts for each token, its router and losses included.
 
 Recipe bf16 on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import routed_moe_layer__bf16 as reference
 
-DIGEST = "d1547497741ff541b9baa257aea38f1a82d346d9e67a9ce61753ed0753bafe86"
+DIGEST = "7f2b79a6200fcb4b32ad0798b50c208dae37eaa5e17e5a8d9b43d58bc7120acd"
 _library.join("routed_moe_layer__bf16", DIGEST)
 
 
