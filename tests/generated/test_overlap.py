@@ -165,7 +165,7 @@ torch.manual_seed(rank)
 layer = Linear(64, 128, bias=True, device=device, dtype=torch.bfloat16)
 compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
 lengths = ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,))
-for first, *others in lengths * 2:
+for first, *others in lengths * (2 if ranks < 8 else 1):
     _overlap.SMALL = 0 if _overlap.SMALL else 2**21  # by themselves, or with others
     for repeat in range(int(words[0])):
         rows, given = sizes(first)
