@@ -16,8 +16,8 @@ from .ranks import Place, run_ranks
 
 RECIPES = ("bf16", "fp8_block", "fp8_delayed")
 ROUTES = ("any", "one", "few", "dropped", "last_rank")
-MODES = ("gathered", "sent")
-"""All tokens go to all ranks, or each to those that its experts are on."""
+MODES = ("gathered", "sent", "slots")
+"""All tokens go to all ranks, or each to those that its experts are on; or the layer sends them."""
 RANKS = 2
 Found = dict[str, dict[str, torch.Tensor]]
 """Of a rank: results by name, of its experts with the others, alone, and of all experts."""
@@ -27,7 +27,9 @@ RANK = """
 import importlib
 EXPERTS, HIDDEN, INTERMEDIATE, TOKENS, CHOICES = 8, 128, 256, 192, 2
 cell, route, *modes = words
-module = importlib.import_module(f"bundle.{cell}")
+module = spread_module = importlib.import_module(f"bundle.{cell}")
+if "slots" in modes:
+    spread_module = importlib.import_module(f"bundle.{cell}__expert_parallel_all_to_all")
 from bundle.integrations.expert_parallel import ExpertParallel
 
 seed = torch.Generator().manual_seed(0)
@@ -48,7 +50,7 @@ fc1 = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, generator=seed).mul(HIDDEN*
 fc2 = torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, generator=seed).mul(INTERMEDIATE**-0.5).bfloat16()
 x, dy, probs, ids, fc1, fc2 = (each.to(device) for each in (x, dy, probs, ids, fc1, fc2))
 
-def layer_of(experts):
+def layer_of(experts, module=module):
     first, last = experts
     layer = module.MoELayer(last - first, HIDDEN, INTERMEDIATE, device=device)
     with torch.no_grad():
@@ -70,8 +72,8 @@ def alone(first, last):
     return run(layer, layer, x, dy, probs, own, counts)
 
 own = EXPERTS // ranks
-inner = layer_of((rank * own, rank * own + own))
-layer = ExpertParallel(inner, capacity=TOKENS if "sent" in modes else None)
+inner = layer_of((rank * own, rank * own + own), spread_module)
+layer = ExpertParallel(inner, capacity=None if "gathered" in modes else TOKENS)
 call = layer
 if "compiled" in modes:
     call = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -127,7 +129,7 @@ CROWDED = (
     RANK.partition("inner = layer_of")[0]
     + """
 def spread(capacity, ids):
-    inner = layer_of((rank * own, rank * own + own))
+    inner = layer_of((rank * own, rank * own + own), spread_module)
     layer = ExpertParallel(inner, capacity=capacity)
     return run(inner, layer, x[here], dy[here], probs[here], ids), layer.unsent.item()
 
@@ -175,6 +177,21 @@ except ValueError as error:
         file.write(str(error))
 """
 
+# A layer that exchanges slots by itself, asked for what it does not do.
+SLOTS = """
+import importlib
+from bundle.integrations.expert_parallel import ExpertParallel
+name = "bundle.moe_layer__bf16__expert_parallel_all_to_all"
+layer = importlib.import_module(name).MoELayer(2, 64, 64)
+ways = ({}, {"capacity": 4, "payload": torch.float8_e4m3fn}, {"capacity": 4, "group": dist.new_group()})
+for way in ways:
+    try:
+        ExpertParallel(layer, **way)
+    except ValueError as error:
+        with open(f"{folder}/{rank}.txt", "a") as file:
+            print(error, file=file)
+"""
+
 SHARED = """
 import importlib
 from bundle.integrations.expert_parallel import ExpertParallel
@@ -202,10 +219,12 @@ def generate(arch: str, out: Path) -> Path:
         out=out, archs=(arch,), modules=modules, recipes=RECIPES, namespace="spread"
     )
     api.generate(request, api.Policy.WRITE)
-    request = replace(
-        request, modules=modules[:1], recipes=RECIPES[:1], options=("expert_parallel",)
-    )
-    api.generate(request, api.Policy.WRITE)
+    for word, recipes in (
+        ("expert_parallel", RECIPES[:1]),
+        ("expert_parallel_all_to_all", RECIPES),
+    ):
+        further = replace(request, modules=modules[:1], recipes=recipes, options=(word,))
+        api.generate(further, api.Policy.WRITE)
     return out / arch
 
 
@@ -274,25 +293,26 @@ def test_compiles_whole(place: Place, mode: str, tmp_path: Path) -> None:
     check(found_by(tmp_path))
 
 
+@pytest.mark.parametrize("mode", MODES[1:])
 @pytest.mark.parametrize(
     ("ranks", "route", "capacity"),
     [(4, "any", 192), (4, "any", 40), (2, "dropped", 30), (2, "last_rank", 1)],
 )
 def test_no_more_tokens_than_there_is_room_for(
-    place: Place, ranks: int, route: str, capacity: int, tmp_path: Path
+    place: Place, ranks: int, route: str, capacity: int, mode: str, tmp_path: Path
 ) -> None:
     """More ranks than choices of a token, too; what is not sent is counted, and misses alone."""
-    words = ("moe_layer__bf16", route, str(capacity))
+    words = ("moe_layer__bf16", route, str(capacity), mode)
     run_ranks(CROWDED, tmp_path, place, *words, ranks=ranks)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES[:2])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_tokens_travel_as_codes(place: Place, recipe: str, mode: str, tmp_path: Path) -> None:
     run_ranks(ENCODED, tmp_path, place, f"moe_layer__{recipe}", "any", mode, ranks=RANKS)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES[:2])
 def test_tokens_as_codes_compile_whole(place: Place, mode: str, tmp_path: Path) -> None:
     run_ranks(ENCODED, tmp_path, place, "moe_layer__bf16", "any", mode, "compiled", ranks=RANKS)
 
@@ -376,6 +396,14 @@ def test_a_layer_with_more_than_experts_or_on_ranks_already_is_refused(
     said = (tmp_path / "0.txt").read_text()
     assert "SharedMoELayer has shared" in said and "beside it" in said
     assert "MoELayer communicates by itself" in said
+
+
+def test_a_layer_of_slots_is_asked_for_what_it_does(place: Place, tmp_path: Path) -> None:
+    run_ranks(SLOTS, tmp_path, place, ranks=1)
+    said = (tmp_path / "0.txt").read_text().splitlines()
+    wanted = ("expected a capacity", "expected no payload", "expected no group but its own")
+    assert len(said) == len(wanted)
+    assert all(words in line for words, line in zip(wanted, said, strict=True)), said
 
 
 def test_without_ranks_it_says_what_is_missing(place: Place) -> None:

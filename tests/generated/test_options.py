@@ -77,6 +77,7 @@ CELLS = tuple(
             "grouped_mlp bf16 tensor_parallel",
             "moe_layer bf16 tensor_sequence_parallel",
             "moe_layer fp8_block expert_parallel",
+            "moe_layer bf16 expert_parallel_all_to_all",
             # shared amaxes, activations that are made again
             "grouped_mlp fp8_delayed reduced_amax",
             "grouped_mlp bf16 recompute_activations",

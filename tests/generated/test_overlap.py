@@ -29,6 +29,7 @@ SEVERAL = (
     Cell("mlp", "bf16", ("tensor_sequence_parallel",)),
     Cell("mlp_swiglu", "bf16", ("tensor_sequence_parallel",)),
     Cell("moe_layer", "bf16", ("expert_parallel",)),
+    Cell("moe_layer", "bf16", ("expert_parallel_all_to_all",)),
 )
 LIMIT_S = 120  # for ranks that start, wait 2 seconds, and end
 
@@ -39,7 +40,7 @@ from concurrent.futures import ThreadPoolExecutor
 pseudo.seed(rank)
 
 
-class OnCpu(_overlap.Memory):
+class OnCpu(_streams.Memory):
     def everywhere(self, ranks_of, shape, dtype):
         OnCpu.count = getattr(OnCpu, "count", 0) + 1
         name = f"{folder}/{OnCpu.count}-"
@@ -54,7 +55,7 @@ class OnCpu(_overlap.Memory):
         return [each.view(dtype).view(shape) for each in files]
 
     def begin(self, ranks_of):
-        self.threads = [ThreadPoolExecutor(1) for _ in (_overlap.COPIES, _overlap.PRODUCTS)]
+        self.threads = [ThreadPoolExecutor(1) for _ in (_streams.COPIES, _streams.PRODUCTS)]
         self.given = [[], []]
         dist.barrier()
 
@@ -71,10 +72,10 @@ class OnCpu(_overlap.Memory):
             self.given[stream].append(self.threads[stream].submit(function, *words))
 
     def copied(self, turn):
-        return self.so_far(_overlap.COPIES)
+        return self.so_far(_streams.COPIES)
 
     def made(self):
-        return self.so_far(_overlap.PRODUCTS)
+        return self.so_far(_streams.PRODUCTS)
 
     def so_far(self, stream):
         given, self.given[stream] = self.given[stream], []
@@ -98,7 +99,7 @@ class OnCpu(_overlap.Memory):
     def do_now(self, *ops):
         for op in ops:
             word = ctypes.c_uint32.from_address(op.address)
-            if op.code == _overlap.WRITE:
+            if op.code == _streams.WRITE:
                 word.value = op.value
                 continue
             time.sleep(pseudo.random() / 500)
@@ -119,13 +120,13 @@ class OnCpu(_overlap.Memory):
 
 
 
-_overlap.Memory = OnCpu
+_exchanges.Memory = OnCpu
 _collectives._overlaps = lambda place, source: not torch.compiler.is_compiling() and (
     place.ranks.group_name in _collectives._OVERLAPPING)
 """
 
 BEGIN = """
-from bundle import _collectives, _overlap
+from bundle import _collectives, _exchanges, _overlap, _streams
 from bundle.integrations import tensor_parallel
 """
 
@@ -135,7 +136,7 @@ import gc, weakref
 if device == "cpu":
     exec(ON_CPU)
 exchanges = []
-exchange = _overlap._exchange
+exchange = _overlap.exchange_of
 
 
 def counted(*args):
@@ -143,7 +144,7 @@ def counted(*args):
     return exchange(*args)
 
 
-_overlap._exchange = counted
+_overlap.exchange_of = counted
 
 
 def run(layer, x, dy):
@@ -166,7 +167,7 @@ layer = Linear(64, 128, bias=True, device=device, dtype=torch.bfloat16)
 compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
 lengths = ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,))
 for first, *others in lengths * (2 if ranks < 8 else 1):
-    _overlap.SMALL = 0 if _overlap.SMALL else 2**21  # by themselves, or with others
+    _exchanges.SMALL = 0 if _exchanges.SMALL else 2**21  # by themselves, or with others
     for repeat in range(int(words[0])):
         rows, given = sizes(first)
         x, dy = random(rows, *others, 64), random(given, *others, 128)
@@ -184,9 +185,9 @@ for first, *others in lengths * (2 if ranks < 8 else 1):
             same = torch.equal(one, other) if exact else torch.allclose(one, other, 5e-2, 5e-2)
             assert same and torch.equal(third, other), (first, others)
 here = _collectives.Place("test", "rows", "group", dist.group.WORLD)
-_overlap.SMALL = 0
+_exchanges.SMALL = 0
 sent = [random(8 + i, 64) for i in range(5)]  # more under way than there are buffers from a rank
-arriving = [_overlap.Gathering(rows, here) for rows in sent]
+arriving = [_overlap.Gathering([rows] * ranks, here) for rows in sent]
 adding = [_overlap.start_to_scatter(rows.repeat(ranks, 1), here) for rows in sent]
 try:
     adding[0]()
@@ -195,7 +196,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("what came first was taken for what comes later")
 totals = []
-broken, second = (_overlap.Gathering(sent[0], here) for _ in range(2))
+broken, second = (_overlap.Gathering([sent[0]] * ranks, here) for _ in range(2))
 for rows, arrive in zip(sent, arriving):
     every = rows.new_empty(ranks * len(rows), 64)
     dist.all_gather_into_tensor(every, rows)
@@ -204,6 +205,12 @@ for rows, arrive in zip(sent, arriving):
     totals.append(sum(parts[1:], parts[0]).bfloat16())
 for total, add_up in zip(totals, adding):
     assert torch.equal(add_up(), total)
+for ahead in (False, True):  # rows of its own for each rank
+    rows = random(7 * ranks, 64)
+    gathering = _overlap.Gathering(rows.chunk(ranks), here, ahead)
+    every = torch.empty_like(rows)
+    dist.all_to_all_single(every, rows)
+    assert torch.equal(gathering(), every)
 found = []
 
 
@@ -229,7 +236,7 @@ for way in ways:
         raise AssertionError("an op failed, and nobody knew")
 every, first, end = found[0]
 assert torch.equal(every[first:end], sent[0]) and (first, end) == (8 * rank, 8 * rank + 8)
-assert torch.equal(_overlap.Gathering(sent[0], here)(), every), "nothing else goes on after it"
+assert torch.equal(_overlap.Gathering([sent[0]] * ranks, here)(), every), "nothing else goes on after it"
 _overlap.PIECE, calls = 4, []
 
 
@@ -246,7 +253,7 @@ for length, most, failing in ((9, 2, 0), (7, 2, 0), (9, 1, 0), (9, 2, 2 * ranks 
     for pending in (False, True):
         exchanges.clear()
         calls.clear()
-        under_way = _overlap.Gathering(sent[0], here) if pending else None
+        under_way = _overlap.Gathering([sent[0]] * ranks, here) if pending else None
         failing = failing and (1 if pending else count) * (ranks - 1)
         try:
             found = _overlap.scattered(rows, twice, here, most)
@@ -264,17 +271,17 @@ for length, most, failing in ((9, 2, 0), (7, 2, 0), (9, 1, 0), (9, 2, 2 * ranks 
         assert not pending or torch.equal(under_way(), every)
 exchanges.clear()
 # What is small is sent together, when something is waited for or something large sent.
-_overlap.SMALL = 2**12
-Exchange, begun = _overlap.Exchange, []
-_overlap.Exchange = lambda *args, **how: begun.append(args[2:]) or Exchange(*args, **how)
+_exchanges.SMALL = 2**12
+Exchange, begun = _exchanges.Exchange, []
+_exchanges.Exchange = lambda *args, **how: begun.append(args[2:]) or Exchange(*args, **how)
 small, numbers = random(3, 5), torch.arange(7, device=device, dtype=torch.int64) + rank
 large = random(300, 64)
 for order in ((0, 1, 2, 3), (1, 0, 2, 3), (2, 0, 1, 3), (0, 2, 3, 1)):
     begun.clear()
     waiting = [
-        _overlap.Gathering(small, here),
+        _overlap.Gathering([small] * ranks, here),
         _overlap.start_to_scatter(numbers.repeat(ranks), here),
-        _overlap.Gathering(large, here),
+        _overlap.Gathering([large] * ranks, here),
         _overlap.start_to_scatter(small.repeat(ranks, 1), here),
     ]
     assert [len(each) for each in begun] == [2, 1], begun
@@ -292,16 +299,16 @@ try:  # of three ranks the second product fails, when one was sent: it is never 
     _overlap.scattered(small.repeat(ranks, 1), lambda rows: calls.append(0) or 1 / 0, here, 1)
 except ZeroDivisionError:
     pass
-assert torch.equal(_overlap.Gathering(small, here)(), smalls)
+assert torch.equal(_overlap.Gathering([small] * ranks, here)(), smalls)
 gc.disable()
 for rows in (small, large):  # what has ended holds no memory until Python looks for circles
-    gathering = _overlap.Gathering(rows, here)
+    gathering = _overlap.Gathering([rows] * ranks, here)
     gathering()
     kept = weakref.ref(getattr(gathering._exchange, "_batch", gathering._exchange))
     del gathering
     assert kept() is None, type(kept())
 gc.enable()
-_overlap.SMALL = 2**21
+_exchanges.SMALL = 2**21
 if device == "cuda":
     x = random(sizes(64)[0], 64)
     tensor_parallel.overlap()
@@ -345,6 +352,7 @@ from bundle.linear__fp8_block__quantized_input__column_sequence_parallel import 
 from bundle.mlp__bf16__tensor_sequence_parallel import MLP
 from bundle.mlp_swiglu__bf16__tensor_sequence_parallel import SwiGLUMLP
 from bundle.moe_layer__bf16__expert_parallel import MoELayer
+from bundle.moe_layer__bf16__expert_parallel_all_to_all import MoELayer as LayerOfSlots
 
 if device == "cpu":
     exec(ON_CPU)
@@ -354,13 +362,17 @@ layers = (
     (MLP(256, 128 * ranks, bias=True, device=device), 24, 24),
     (SwiGLUMLP(256, 128 * ranks, bias=True, device=device), 24, 24),
     (MoELayer(3, 256, 128, bias=True, device=device), 24, 24),
+    (LayerOfSlots(3, 256, 128, bias=True, device=device), 8 * ranks, 8 * ranks),
 )
 for layer, rows, given in layers:
     for repeat in range(3):
         inputs = [torch.randn(rows, 256, device=device).bfloat16().requires_grad_()]
         further = []
-        if isinstance(layer, MoELayer):
+        if isinstance(layer, (MoELayer, LayerOfSlots)):
             ids = torch.rand(rows, 3 * ranks, device=device).topk(2).indices.int()
+            if isinstance(layer, LayerOfSlots):
+                of = torch.arange(rows, device=device) // 8
+                ids[ids // 3 != of.unsqueeze(1)] = -1
             inputs.append(torch.rand(rows, 2, device=device).requires_grad_())
             further = [ids, torch.stack([(ids == expert).sum() for expert in range(3 * ranks)])]
         dy = torch.randn(given, layer(*inputs, *further).shape[-1], device=device).bfloat16()
@@ -485,8 +497,8 @@ def test_a_timeout_of_nothing_is_refused(place: Place) -> None:
 def test_waits_that_end_are_none_that_last(place: Place) -> None:
     """However often a look finds a stream waiting, at the same place: others have ended between."""
     name = load_bundle("overlap_marks", place.bundle)
-    overlap = importlib.import_module(f"{name}._overlap")
-    marks = overlap.Marks(3)
+    streams = importlib.import_module(f"{name}._streams")
+    marks = streams.Marks(3)
     ((_, waits, here), (_, same, beside)), ((_, came, _), _) = marks.around(1, ["here", "beside"])
     assert same == waits
     (((_, _, there),), _) = marks.around(1, ["there"])

@@ -187,6 +187,7 @@ WORDS = (
         "row_sequence_parallel",
         "tensor_sequence_parallel",
         "expert_parallel",
+        "expert_parallel_all_to_all",
     ),
     *("high_precision_backward", "dequantized_backward", "nvtx_ranges", "debug"),
 )

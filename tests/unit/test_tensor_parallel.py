@@ -100,6 +100,18 @@ def test_gradients_of_inputs_move_while_those_of_weights_are_computed() -> None:
                 *("reduce_scatter dx_part", "reduce_scatter dprobs_part"),
             ],
         ),
+        (
+            "moe_layer",
+            "expert_parallel_all_to_all",
+            [
+                *("all_to_all probs", "all_to_all_numbers ids", "reduce_scatter counts"),
+                *("all_to_all x", "all_to_all y_part"),
+            ],
+            [
+                *("all_to_all dy", "all_to_all x"),
+                *("all_to_all dx_part", "all_to_all dprobs_part"),
+            ],
+        ),
     ],
 )
 def test_what_ranks_exchange(
@@ -112,18 +124,27 @@ def test_what_ranks_exchange(
         assert [f"{s.kind} {' '.join(s.operands)}" for s in direction.starts] == wanted
 
 
-@pytest.mark.parametrize("word", ["tensor_sequence_parallel", "expert_parallel"])
-def test_rows_move_back_while_the_first_weights_have_their_gradients(word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "inside"),
+    [
+        ("tensor_sequence_parallel", "all"),
+        ("expert_parallel", "all"),
+        ("expert_parallel_all_to_all", "received"),
+    ],
+)
+def test_rows_move_back_while_the_first_weights_have_their_gradients(
+    word: str, inside: str
+) -> None:
     """The gradient of x waits for no gradient of weights but those that come before it anyway."""
     assert segments(plan_of("cpu", Cell("moe_layer", "bf16", (word,))), "backward") == [
-        "start backward_dy_all_pending",
-        "start backward_x_all_pending",
-        "wait dy_all",
+        f"start backward_dy_{inside}_pending",
+        f"start backward_x_{inside}_pending",
+        f"wait dy_{inside}",
         "op dfc2_weight dfc2_bias dh drow_probs",
         "op dx_part dprobs_part",
         "start backward_dx_part_pending",
         "start backward_dprobs_part_pending",
-        "wait x_all",
+        f"wait x_{inside}",
         "op dfc1_weight dfc1_bias",
         "wait dx",
         "wait dprobs",
@@ -156,9 +177,13 @@ def test_rows_of_experts_are_planned_while_tokens_travel() -> None:
     assert forward.starts[-1].by_rows == ("slot_row",)
 
 
-def test_experts_are_counted_from_the_first_of_a_rank() -> None:
-    plan = plan_of("cpu", Cell("moe_layer", "bf16", ("expert_parallel",)))
-    (ids,) = (s for s in plan.direction("forward").starts if s.kind == "gather_numbers")
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("expert_parallel", "gather_numbers"), ("expert_parallel_all_to_all", "all_to_all_numbers")],
+)
+def test_experts_are_counted_from_the_first_of_a_rank(word: str, kind: str) -> None:
+    plan = plan_of("cpu", Cell("moe_layer", "bf16", (word,)))
+    (ids,) = (s for s in plan.direction("forward").starts if s.kind == kind)
     assert ids.sizes == (("own", Sym("E")),) and ids.group.name == "expert_group"
     assert plan.split == ("E",)
 
@@ -283,8 +308,15 @@ def test_sums_that_no_thread_has_registers_for_are_not_fused() -> None:
     assert block.forward.steps[-1].primitive == "gemm_pointwise"
 
 
-@pytest.mark.parametrize("word", ["expert_parallel", "tensor_sequence_parallel"])
-def test_ops_begin_early_whose_gemms_gather_rows(word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "inside"),
+    [
+        ("expert_parallel", "all"),
+        ("expert_parallel_all_to_all", "received"),
+        ("tensor_sequence_parallel", "all"),
+    ],
+)
+def test_ops_begin_early_whose_gemms_gather_rows(word: str, inside: str) -> None:
     """In each direction the first of what comes in and is multiplied row by row, and no other."""
 
     def arriving(arch: str, recipe: str) -> list[str]:
@@ -292,7 +324,7 @@ def test_ops_begin_early_whose_gemms_gather_rows(word: str) -> None:
         ops = (op for each in plan.directions for op in each.programs)
         return [op.arriving for op in ops if op.arriving]
 
-    assert arriving("sm_90a", "bf16") == ["x_all", "dy_all"]
+    assert arriving("sm_90a", "bf16") == [f"x_{inside}", f"dy_{inside}"]
     assert arriving("cpu", "bf16") == arriving("sm_90a", "fp8_block") == []
 
 
@@ -313,7 +345,11 @@ def test_checks_of_parameters_name_what_a_caller_has(module: str, word: str) -> 
 
 @pytest.mark.parametrize(
     ("option", "ahead"),
-    [("expert_parallel", ["x", "dy"]), ("tensor_sequence_parallel", ["x", "dy"])],
+    [
+        ("expert_parallel", ["x", "dy"]),
+        ("expert_parallel_all_to_all", ["x", "dy"]),
+        ("tensor_sequence_parallel", ["x", "dy"]),
+    ],
 )
 def test_own_rows_take_their_place_before_what_begins_with_them(
     option: str, ahead: list[str]

@@ -6,7 +6,8 @@ output, or a partial sum of it.  Outside, tokens are the same on all ranks, or s
 
 Where each group of rows has weights of its own, as experts have, each rank may have some of the
 groups.  Tokens are split over ranks then: what a rank's experts give for those of all is a partial
-sum, too.
+sum, too.  Or a rank has as many slots for each rank, with tokens that want that one's experts, and
+what these give comes back into the slots.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ class Parallel:
     Attributes:
         split: the dimension.
         sequence: whether tokens are split over ranks, too, where they are not multiplied.
+        slots: whether a rank's tokens are in slots for each rank, which gets those alone.
     """
 
     split: Split
     sequence: bool
+    slots: bool = False
 
 
 _MORE_AROUND = "ops before its GEMMs, or behind them, do more than to move rows and to add them up"
@@ -105,6 +108,7 @@ _ROW = "Inputs of each rank to all outputs, which are added up; so are shares of
 _BETWEEN = "What lies between GEMMs; the output and gradients of inputs are added up"
 _EXPERTS = "Groups of rows, such as experts, with all of their weights"
 _TOKENS = "; ranks have tokens of their own, which are gathered and scattered"
+_SLOTS = "; ranks have slots of tokens for each rank, which are exchanged all to all"
 
 _WORDS = {
     Split.OUTPUTS: ("column", _COLUMN, _alone(_column)),
@@ -118,6 +122,7 @@ PARALLEL = {
     for split, (word, _, _) in _WORDS.items()
 }
 PARALLEL["expert_parallel"] = Parallel(Split.GROUPS, sequence=True)
+PARALLEL["expert_parallel_all_to_all"] = Parallel(Split.GROUPS, sequence=True, slots=True)
 """What each word says."""
 
 OF_GROUPS = tuple(word for word, said in PARALLEL.items() if said.split is Split.GROUPS)
@@ -127,7 +132,8 @@ OF_GROUPS = tuple(word for word, said in PARALLEL.items() if said.split is Split
 def _choices() -> tuple[Choice, ...]:
     def choice(word: str, said: Parallel) -> Choice:
         if said.split is Split.GROUPS:
-            return Choice(word, _EXPERTS + _TOKENS, None, _experts)
+            tokens = _SLOTS if said.slots else _TOKENS
+            return Choice(word, _EXPERTS + tokens, None, _experts)
         _, summary, applies_to = _WORDS[said.split]
         if said.sequence:
             return Choice(word, summary + _TOKENS, None, _tokens_side_by_side(applies_to))

@@ -6,8 +6,9 @@ added up, each once, where they leave the ops.  A bias is part of each rank's su
 share of it.
 
 Where tokens are split over ranks outside of the ops, inputs that ranks have in common are gathered
-when they come in, and what is added up is scattered.  Gradients that are exchanged come before
-those that are not, so that these are computed meanwhile.
+when they come in, and what is added up is scattered.  Where they are in slots for each rank, both
+are exchanges of all with all: a slot has one rank's result.  Gradients that are exchanged come
+before those that are not, so that these are computed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from ..ir.shapes import Expr, first_factor, symbols
 from ..ir.step import Step
 from ..options.tensor_parallel import Parallel, Split
 from ..steps import definition, is_gemm
-from ..steps.collectives import ALL_GATHER, ALL_REDUCE, GATHER_NUMBERS, REDUCE_SCATTER, SHARE
+from ..steps.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    ALL_TO_ALL_NUMBERS,
+    GATHER_NUMBERS,
+    REDUCE_SCATTER,
+    SHARE,
+    CollectiveDef,
+)
 from .draft import Draft, NotPossible
 from .parts import Parts, PartsOfFeatures, PartsOfGroups
 
@@ -44,8 +54,14 @@ def split_over_ranks(draft: Draft, said: Parallel) -> Draft:
     for step in (*draft.forward, *draft.backward):
         parts.follow(step)
     exchanges = [Exchange(SHARE.name, name, True, parts.group) for name in parts.shared]
-    exchanges += _gathered(parts) if said.sequence else ()
-    exchanges += _added_up(parts, scattered=said.sequence)
+    if said.slots:
+        exchanges += _entering(parts, ALL_TO_ALL, ALL_TO_ALL_NUMBERS)
+        exchanges += _leaving(parts, ALL_TO_ALL)
+    elif said.sequence:
+        exchanges += _entering(parts, ALL_GATHER, GATHER_NUMBERS)
+        exchanges += _leaving(parts, REDUCE_SCATTER)
+    else:
+        exchanges += _leaving(parts, None)
     leaving = {each.buffer for each in exchanges if not each.entering}
     return replace(
         draft,
@@ -92,8 +108,15 @@ def _exchanged_first(draft: Draft, exchanged: set[str]) -> tuple[Step, ...]:
     return *kept, *first, *(step for place, step in rest if place not in leading)
 
 
-def _gathered(parts: Parts) -> Iterator[Exchange]:
+def _entering(
+    parts: Parts, of_rows: CollectiveDef, of_numbers: CollectiveDef
+) -> Iterator[Exchange]:
     """What ranks have in common inside, and of tokens of their own outside.
+
+    Args:
+        parts: through all steps.
+        of_rows: what gives a rank the rows of others.
+        of_numbers: the same of numbers of what each rank has some of.
 
     Raises:
         NotPossible: rows of an input are not side by side any more once they are gathered.
@@ -111,17 +134,18 @@ def _gathered(parts: Parts) -> Iterator[Exchange]:
         elif not _has_tokens(draft, name):
             raise NotPossible(f"{name!r} is not of tokens, which each rank has some of")
         elif name in numbers:
-            yield Exchange(GATHER_NUMBERS.name, name, True, parts.group, sizes=numbers[name])
+            (own,) = of_numbers.sizes
+            sizes = ((own, numbers[name]),)
+            yield Exchange(of_numbers.name, name, True, parts.group, sizes=sizes)
         else:
-            yield Exchange(ALL_GATHER.name, name, True, parts.group)
+            yield Exchange(of_rows.name, name, True, parts.group)
     for name in draft.outputs:
         if name in parts.partial and gradient(name) in draft.incoming:
-            yield Exchange(ALL_GATHER.name, gradient(name), True, parts.group)
+            yield Exchange(of_rows.name, gradient(name), True, parts.group)
 
 
-def _numbers(parts: Parts) -> Iterator[tuple[str, tuple[tuple[str, Expr], ...]]]:
+def _numbers(parts: Parts) -> Iterator[tuple[str, Expr]]:
     """Inputs that have numbers of what ranks have some of each, with how many these are."""
-    (own,) = GATHER_NUMBERS.sizes
     for step in parts.draft.forward:
         kind = definition(step.primitive)
         rule = kind.shapes.get(step.kind, {})
@@ -130,7 +154,7 @@ def _numbers(parts: Parts) -> Iterator[tuple[str, tuple[tuple[str, Expr], ...]]]
                 numbered = rule.get(each.slot) == kind.sizes[size]
                 if numbered and parts.is_split(each.buffer):
                     count = parts.draft.buffers[each.buffer].shape.flat[0]
-                    yield step.input(slot) or "", ((own, count),)
+                    yield step.input(slot) or "", count
 
 
 def _counted(draft: Draft) -> frozenset[str]:
@@ -142,12 +166,12 @@ def _counted(draft: Draft) -> frozenset[str]:
     )
 
 
-def _added_up(parts: Parts, *, scattered: bool) -> Iterator[Exchange]:
+def _leaving(parts: Parts, of_rows: CollectiveDef | None) -> Iterator[Exchange]:
     """Outputs and gradients of which every rank has a partial sum.
 
     Args:
         parts: through all steps.
-        scattered: whether ranks get their own tokens of what has tokens.
+        of_rows: what gives ranks their own tokens of what has tokens; None where all have all.
 
     Raises:
         NotPossible: ranks would have to get their tokens of what each has all of.
@@ -156,12 +180,12 @@ def _added_up(parts: Parts, *, scattered: bool) -> Iterator[Exchange]:
     lent = dict(draft.main_grads).values()
     gradients = {name: leaf for leaf, name in draft.gradients}
     for name in (*draft.outputs, *gradients):
-        own = scattered and _has_tokens(draft, name) and gradients.get(name, name) not in lent
+        own = of_rows and _has_tokens(draft, name) and gradients.get(name, name) not in lent
         if name not in parts.partial:
             if own and not parts.is_split(name):
                 raise NotPossible(f"every rank has all of {name!r}, not its own tokens of it")
-        elif own:
-            yield Exchange(REDUCE_SCATTER.name, name, False, parts.group)
+        elif of_rows and own:
+            yield Exchange(of_rows.name, name, False, parts.group)
         else:
             yield Exchange(ALL_REDUCE.name, name, False, parts.group, _SUM)
 

@@ -48,6 +48,17 @@ there are a multiple of ``rows``."""
 REDUCE_SCATTER = CollectiveDef("reduce_scatter", "own", moves_rows=True)
 """Every rank has its own rows of the sum."""
 
+ALL_TO_ALL = CollectiveDef("all_to_all", "received", moves_rows=True)
+"""Every rank has what each has for it, in the order of ranks; it is its own dual."""
+
+ALL_TO_ALL_NUMBERS = CollectiveDef(
+    "all_to_all_numbers", "received", moves_rows=True, sizes=("own",)
+)
+"""The same of numbers, each counted from this rank's first as those of `GATHER_NUMBERS` are."""
+
+BRINGS_ROWS = (ALL_GATHER, ALL_TO_ALL)
+"""Those that give as many rows of each rank, in the order of ranks."""
+
 SHARE = CollectiveDef("share", "share")
 """Every rank has an equal share, so that the sum is what there was; nothing is sent."""
 
@@ -58,6 +69,8 @@ COLLECTIVES: tuple[CollectiveDef, ...] = (
     GATHER_COPY,
     PLACEHOLDER,
     REDUCE_SCATTER,
+    ALL_TO_ALL,
+    ALL_TO_ALL_NUMBERS,
     SHARE,
 )
 """Every kind of collective."""

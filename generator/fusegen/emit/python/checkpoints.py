@@ -10,6 +10,7 @@ from ...ir.segments import OF_PARTS
 from ...ir.shapes import factors_of, symbols
 from ...ir.step import HALVES, INTERLEAVE, Step
 from ...steps import is_gemm
+from .experts import takes_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class LayoutText:
         split: of those that a rank has a part of: path, dimension, and how many halves of it lie
             one behind the other; empty where there are none.
         group: attribute of the module that has the ranks with these parts; empty where none have.
+        slots: whether tokens come in slots for each of these ranks.
     """
 
     cell: str
@@ -32,6 +34,7 @@ class LayoutText:
     block: int
     split: str
     group: str
+    slots: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def _layout(plan: ModulePlan) -> LayoutText:
         block=INTERLEAVE if alternate else 0,
         split=repr(split) if split else "",
         group=next((each.name for each in plan.process_groups if each in OF_PARTS), ""),
+        slots=takes_slots(plan),
     )
 
 

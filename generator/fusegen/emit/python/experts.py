@@ -9,6 +9,7 @@ from ...ir.plan import ModulePlan
 from ...ir.shapes import Const, Sym, mul, symbols
 from ...ir.step import Access, AttributeRef, Pointwise, Step
 from ...steps import is_gemm
+from ...steps.collectives import ALL_TO_ALL
 from ..reference.pointwise import function_name
 from ..text.escape import docstring
 from .states import StateText, called_states, state_texts
@@ -115,7 +116,7 @@ def _experts(plan: ModulePlan) -> ExpertsText | None:
 
 def spreads_over_ranks(plan: ModulePlan) -> bool:
     """Whether a cell takes tokens and what a router chose for them, and has nothing but experts, so
-    that ranks may have some of these each.
+    that ranks may have some of these each; by itself it exchanges slots, or nothing.
     """
     counts = next((b for b in plan.buffers if b.name == "counts"), None)
     own = {parameter.buffer for parameter in plan.parameters}
@@ -124,8 +125,14 @@ def spreads_over_ranks(plan: ModulePlan) -> bool:
         plan.inputs == ("x", "probs", "ids", "counts")
         and counts is not None
         and all(experts == counts.shape.dims[0] for experts in stacks)
-        and not {*plan.split} & counts.shape.symbols()
+        and (takes_slots(plan) or not {*plan.split} & counts.shape.symbols())
     )
+
+
+def takes_slots(plan: ModulePlan) -> bool:
+    """Whether tokens come in slots for each rank, which are exchanged all to all."""
+    starts = (start for each in plan.directions for start in each.starts)
+    return any(start.kind == ALL_TO_ALL.name for start in starts)
 
 
 def expert_chain(plan: ModulePlan) -> tuple[Step, Step, Step] | None:
