@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _overlap
+from . import _exchanges, _overlap
 from ._place import Place
 
 _OVERLAPPING: set[str] = set()
@@ -126,7 +126,8 @@ def _start_to_gather(place: Place, source: Tensor, ahead: bool = False) -> Pendi
     ranks = place.ranks
     with _named(place):
         if _overlaps(place, source):
-            return Pending(place, None, arriving=_overlap.Gathering(source, place, ahead))
+            parts = [source] * ranks.size()
+            return Pending(place, None, arriving=_overlap.Gathering(parts, place, ahead))
         every = torch.ops._c10d_functional.all_gather_into_tensor(
             source, ranks.size(), ranks.group_name
         )
@@ -233,13 +234,16 @@ def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: i
     return Pending(place, own)
 
 
-def start_all_to_all(place: Place, sources: tuple[Tensor | None], *, dims: int = 1) -> Pending:
+def start_all_to_all(
+    place: Place, sources: tuple[Tensor | None], *, dims: int = 1, ahead: bool = False
+) -> Pending:
     """Start to send every rank its rows, and to get this one's from all, in their order.
 
     Args:
         place: where.
         sources: one, of the same shape on all ranks, as many rows for each of them.
         dims: as of `start_all_gather`.
+        ahead: as of `start_all_gather`.
 
     Raises:
         RuntimeError: as `start_reduce_scatter`.
@@ -250,12 +254,33 @@ def start_all_to_all(place: Place, sources: tuple[Tensor | None], *, dims: int =
         return Pending(place, None, here=sources)
     ranks = place.ranks
     _refuse_unequal(place, source)
-    own = [source.shape[0] // ranks.size()] * ranks.size()
     with _named(place):
+        if _overlaps(place, source):
+            parts = source.contiguous().chunk(ranks.size())
+            return Pending(place, None, arriving=_overlap.Gathering(parts, place, ahead))
+        own = [source.shape[0] // ranks.size()] * ranks.size()
         every = torch.ops._c10d_functional.all_to_all_single(
             source.contiguous(), own, own, ranks.group_name
         )
     return Pending(place, every)
+
+
+def start_all_to_all_numbers(
+    place: Place, sources: tuple[Tensor | None], *, own: int, dims: int = 1
+) -> Pending:
+    """The same of numbers, which this rank then counts from its own first.
+
+    Args:
+        place: where.
+        sources: one, numbers as of `start_gather_numbers`.
+        own: how many each rank has.
+        dims: as of `start_all_gather`.
+
+    Raises:
+        RuntimeError: as `start_all_to_all`.
+    """
+    pending = start_all_to_all(place, sources, dims=dims)
+    return pending._replace(first=own * place.ranks.rank())
 
 
 def overlap(
@@ -284,7 +309,7 @@ def overlap(
         raise ValueError(f"overlap: timeout: expected some time, got {timeout}")
     ranks = Place("overlap", "", "group", group).ranks
     if timeout is not None:
-        _overlap.limit(ranks, timeout)
+        _exchanges.limit(ranks, timeout)
     (_OVERLAPPING.add if on else _OVERLAPPING.discard)(ranks.group_name)
 
 

@@ -16,8 +16,12 @@ from .ranks import Place, run_ranks
 
 RECIPES = ("bf16", "fp8_block", "fp8_delayed")
 ROUTES = ("any", "one", "few", "dropped", "last_rank")
-MODES = ("gathered", "sent", "slots")
-"""All tokens go to all ranks, or each to those that its experts are on; or the layer sends them."""
+MODES = ("gathered", "sent")
+"""All tokens go to all ranks, or each to those that its experts are on."""
+SLOTS = "slots"
+"""The latter, by a layer that exchanges them itself."""
+CROWDS = [(4, "any", 192), (4, "any", 40), (2, "dropped", 30), (2, "last_rank", 1)]
+"""Ranks, a route, and room for so many tokens of each rank."""
 RANKS = 2
 Found = dict[str, dict[str, torch.Tensor]]
 """Of a rank: results by name, of its experts with the others, alone, and of all experts."""
@@ -178,12 +182,13 @@ except ValueError as error:
 """
 
 # A layer that exchanges slots by itself, asked for what it does not do.
-SLOTS = """
+ASKED = """
 import importlib
 from bundle.integrations.expert_parallel import ExpertParallel
 name = "bundle.moe_layer__bf16__expert_parallel_all_to_all"
 layer = importlib.import_module(name).MoELayer(2, 64, 64)
-ways = ({}, {"capacity": 4, "payload": torch.float8_e4m3fn}, {"capacity": 4, "group": dist.new_group()})
+four = {"capacity": 4}
+ways = ({}, {**four, "payload": torch.float8_e4m3fn}, {**four, "group": dist.new_group()})
 for way in ways:
     try:
         ExpertParallel(layer, **way)
@@ -210,6 +215,12 @@ for layer in (shared, spread):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Where the ranks run."""
     return Place(generate("cpu", tmp_path_factory.mktemp("spread")))
+
+
+@pytest.fixture(scope="module")
+def slots(place: Place) -> Place:
+    """Where layers are that exchange slots, beside those without an option."""
+    return place
 
 
 def generate(arch: str, out: Path) -> Path:
@@ -293,26 +304,50 @@ def test_compiles_whole(place: Place, mode: str, tmp_path: Path) -> None:
     check(found_by(tmp_path))
 
 
-@pytest.mark.parametrize("mode", MODES[1:])
-@pytest.mark.parametrize(
-    ("ranks", "route", "capacity"),
-    [(4, "any", 192), (4, "any", 40), (2, "dropped", 30), (2, "last_rank", 1)],
-)
+@pytest.mark.parametrize(("ranks", "route", "capacity"), CROWDS)
 def test_no_more_tokens_than_there_is_room_for(
-    place: Place, ranks: int, route: str, capacity: int, mode: str, tmp_path: Path
+    place: Place, ranks: int, route: str, capacity: int, tmp_path: Path
 ) -> None:
     """More ranks than choices of a token, too; what is not sent is counted, and misses alone."""
-    words = ("moe_layer__bf16", route, str(capacity), mode)
+    words = ("moe_layer__bf16", route, str(capacity))
     run_ranks(CROWDED, tmp_path, place, *words, ranks=ranks)
 
 
-@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize(("ranks", "route", "capacity"), CROWDS)
+def test_no_more_tokens_than_there_are_slots_for(
+    slots: Place, ranks: int, route: str, capacity: int, tmp_path: Path
+) -> None:
+    """The same by a layer that exchanges slots."""
+    words = ("moe_layer__bf16", route, str(capacity), SLOTS)
+    run_ranks(CROWDED, tmp_path, slots, *words, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "route"),
+    [*(("bf16", route) for route in ROUTES), *((recipe, "any") for recipe in RECIPES[1:])],
+)
+def test_layers_exchange_slots(slots: Place, recipe: str, route: str, tmp_path: Path) -> None:
+    run_ranks(RANK, tmp_path, slots, f"moe_layer__{recipe}", route, SLOTS, ranks=RANKS)
+    check(found_by(tmp_path), alike=recipe != "fp8_delayed")
+
+
+def test_four_ranks_exchange_slots(slots: Place, tmp_path: Path) -> None:
+    run_ranks(RANK, tmp_path, slots, "moe_layer__bf16", "any", SLOTS, ranks=4)
+    check(found_by(tmp_path, 4))
+
+
+def test_layers_that_exchange_slots_compile_whole(slots: Place, tmp_path: Path) -> None:
+    run_ranks(RANK, tmp_path, slots, "moe_layer__bf16", "any", SLOTS, "compiled", ranks=RANKS)
+    check(found_by(tmp_path))
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_tokens_travel_as_codes(place: Place, recipe: str, mode: str, tmp_path: Path) -> None:
     run_ranks(ENCODED, tmp_path, place, f"moe_layer__{recipe}", "any", mode, ranks=RANKS)
 
 
-@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize("mode", MODES)
 def test_tokens_as_codes_compile_whole(place: Place, mode: str, tmp_path: Path) -> None:
     run_ranks(ENCODED, tmp_path, place, "moe_layer__bf16", "any", mode, "compiled", ranks=RANKS)
 
@@ -399,7 +434,7 @@ def test_a_layer_with_more_than_experts_or_on_ranks_already_is_refused(
 
 
 def test_a_layer_of_slots_is_asked_for_what_it_does(place: Place, tmp_path: Path) -> None:
-    run_ranks(SLOTS, tmp_path, place, ranks=1)
+    run_ranks(ASKED, tmp_path, place, ranks=1)
     said = (tmp_path / "0.txt").read_text().splitlines()
     wanted = ("expected a capacity", "expected no payload", "expected no group but its own")
     assert len(said) == len(wanted)

@@ -236,7 +236,8 @@ for way in ways:
         raise AssertionError("an op failed, and nobody knew")
 every, first, end = found[0]
 assert torch.equal(every[first:end], sent[0]) and (first, end) == (8 * rank, 8 * rank + 8)
-assert torch.equal(_overlap.Gathering([sent[0]] * ranks, here)(), every), "nothing else goes on after it"
+again = _overlap.Gathering([sent[0]] * ranks, here)
+assert torch.equal(again(), every), "nothing else goes on after it"
 _overlap.PIECE, calls = 4, []
 
 

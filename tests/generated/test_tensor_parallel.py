@@ -31,6 +31,12 @@ UNDER_RECIPES = (
 QUANTIZED = (("column", "linear"), ("tensor", "mlp_swiglu"))
 COMPILED = (*QUANTIZED, ("expert", "moe_layer"))
 PER_GROUP = Cell("grouped_linear", "bf16", ("parameter_per_group", "row_parallel"))
+OF_SLOTS = tuple(
+    Cell("moe_layer", recipe, options)
+    for recipe in ("bf16", "fp8_block", "fp8_delayed")
+    for options in ((), ("expert_parallel_all_to_all",))
+)
+"""Layers whose slots ranks exchange, and those without ranks."""
 Tensors = dict[str, torch.Tensor]
 Found = list[dict[str, Tensors]]
 """Of each rank: what its part gives with the others, and alone, and what the whole layer gives."""
@@ -333,7 +339,7 @@ def generate(arch: str, out: Path, cases: Sequence[Case] = CASES) -> Path:
     """
     words = ((case, ()) for case in cases), ((case, case.options) for case in cases)
     cells = {Cell(case.module, case.recipe, chosen) for each in words for case, chosen in each}
-    return write_cells("fusegen", arch, out, sorted({*cells, PER_GROUP}))
+    return write_cells("fusegen", arch, out, sorted({*cells, PER_GROUP, *OF_SLOTS}))
 
 
 def run_cases(

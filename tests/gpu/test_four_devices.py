@@ -16,13 +16,20 @@ from ..generated import test_tensor_parallel as tensor_parallel
 from ..generated.ranks import Place, run_ranks
 from ..generated.test_expert_parallel import (
     test_four_ranks_are_one_layer,
+    test_four_ranks_exchange_slots,
+    test_no_more_tokens_than_there_are_slots_for,
     test_no_more_tokens_than_there_is_room_for,
 )
 from ..generated.test_overlap import COLUMN, ROW, others, script
 from .places import needs, on_devices, place_of_parts
 
 # Collected from here: the fixture of this module takes the place of that beside them.
-__all__ = ["test_four_ranks_are_one_layer", "test_no_more_tokens_than_there_is_room_for"]
+__all__ = [
+    "test_four_ranks_are_one_layer",
+    "test_four_ranks_exchange_slots",
+    "test_no_more_tokens_than_there_are_slots_for",
+    "test_no_more_tokens_than_there_is_room_for",
+]
 
 RANKS = 4
 pytestmark = needs(RANKS)
@@ -31,6 +38,11 @@ pytestmark = needs(RANKS)
 @pytest.fixture(scope="module")
 def place(folder: Path) -> Place:
     return on_devices(folder)
+
+
+@pytest.fixture(scope="module")
+def slots(folder: Path) -> Place:
+    return place_of_parts(folder)
 
 
 @pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import bundles
 import pytest
 
 from fusegen.ir.naming import Cell
@@ -31,7 +32,10 @@ from ..generated.test_dtensor import (
     test_tokens_of_experts_go_through_local_map,
 )
 from ..generated.test_expert_parallel import (
+    RANK,
     test_compiles_whole,
+    test_layers_exchange_slots,
+    test_layers_that_exchange_slots_compile_whole,
     test_ranks_are_one_layer,
     test_ranks_that_differ_are_refused,
     test_tokens_as_codes_compile_whole,
@@ -52,6 +56,8 @@ __all__ = [
     "test_every_placement_equals_one_process",
     "test_experts_are_quantised_where_they_are",
     "test_flags_are_not_mixed_up_in_the_cache_of_decisions",
+    "test_layers_exchange_slots",
+    "test_layers_that_exchange_slots_compile_whole",
     "test_no_shard_cuts_a_block",
     "test_pointwise_modules_keep_their_placement",
     "test_ranks_are_one_layer",
@@ -67,10 +73,53 @@ __all__ = [
 
 pytestmark = NEEDS_TWO
 
+# A graph exchanges slots of routes that change, by collectives of NCCL and by copy engines.
+REPLAYED = (
+    RANK.partition("inner = layer_of")[0]
+    + """
+from bundle.integrations.tensor_parallel import overlap
+experts, here = (rank * own, rank * own + own), slice(rank * TOKENS, (rank + 1) * TOKENS)
+x, probs, ids, dy = (each[here].contiguous() for each in (x, probs, ids, dy))
+plain = ExpertParallel(layer_of(experts), capacity=TOKENS)
+inner = layer_of(experts, spread_module)
+layer = ExpertParallel(inner, capacity=TOKENS)
+x.requires_grad_()
+
+def step(layer):
+    y = layer(x, probs, ids)
+    return y, torch.autograd.grad(y, x, dy)[0]
+
+for on in (False, True):
+    overlap(on=on)
+    for _ in range(2):
+        step(layer)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(layer)
+    for replay in range(200):
+        drawn = torch.rand(TOKENS, EXPERTS, device=device).topk(CHOICES).indices.int()
+        ids.copy_(torch.where(torch.rand_like(probs) < replay / 200, -1, drawn))
+        if replay % 7 == rank:
+            torch.cuda._sleep(1_000_000)
+        graph.replay()
+        if replay % 10 == 0:
+            overlap(on=False)
+            for one, other in zip(found, step(plain)):
+                assert torch.equal(one, other), (on, replay)
+            overlap(on=on)
+"""
+)
+
 
 @pytest.fixture(scope="module")
 def place(folder: Path) -> Place:
     return on_devices(folder)
+
+
+@pytest.fixture(scope="module")
+def slots(folder: Path) -> Place:
+    return place_of_parts(folder)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +145,11 @@ def test_no_wait_is_for_ever(folder: Path, tmp_path: Path, cell: Cell, how: str)
 
 def test_modules_of_several_collectives(folder: Path, tmp_path: Path) -> None:
     run_ranks(BEGIN + OTHERS, tmp_path, place_of_parts(folder))
+
+
+@pytest.mark.skipif(bundles.DEVICE == "cpu", reason="the CPU has no graphs")
+def test_graphs_exchange_slots_of_other_routes(slots: Place, tmp_path: Path) -> None:
+    run_ranks(REPLAYED, tmp_path, slots, "moe_layer__bf16", "any", "slots")
 
 
 def test_parts_of_weights_are_one_layer(folder: Path, tmp_path: Path) -> None:

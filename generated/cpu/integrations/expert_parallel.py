@@ -7,7 +7,8 @@ shapes alone, and nothing can overflow.
 
 With a capacity a rank sends each other one the tokens that want its experts, at most so many, in
 one exchange of all with all, and gets back what these gave.  That sends less where there are more
-ranks than experts of a token, in buffers of one size, whatever was chosen.
+ranks than experts of a token, in buffers of one size, whatever was chosen.  A layer with the option
+`expert_parallel_all_to_all` exchanges them itself, beside what it computes.
 
 With a `payload` tokens travel as codes, and so do gradients of their sums.
 
@@ -27,6 +28,7 @@ from torch.distributed import ProcessGroup
 from .. import _collectives
 from . import _payload
 from ._fused import fused
+from ._parameters import PARAMETERS
 
 _OF_EXPERTS = ("fc1.", "fc2.")
 
@@ -43,14 +45,16 @@ class ExpertParallel(nn.Module):
     ranks.
 
     Args:
-        layer: of this rank's experts, with weights for the choices of tokens and nothing else.
-        group: the ranks; None for all.  There has to be one when the module is made.
+        layer: of this rank's experts, with weights for the choices of tokens and nothing else;
+            without an option for ranks, or with `expert_parallel_all_to_all` and a capacity.
+        group: the ranks; None for all, or for those of the layer.  There has to be one when the
+            module is made.
         capacity: how many of its tokens a rank sends to each rank at most; those behind them are
             not sent, and what that rank's experts would have added to them is missing.  None to
             gather all tokens.
         payload: `torch.float8_e4m3fn` to send x, and in the backward the gradient of y, as codes
             with a power of two for each 128 elements; sums come back in their own type.  None for
-            the type of x.
+            the type of x, which is all that a layer with the option sends.
 
     Attributes:
         layer: as given.
@@ -63,9 +67,10 @@ class ExpertParallel(nn.Module):
 
     Raises:
         RuntimeError: there are no ranks; the message says how to form a group.
-        TypeError: the layer has parameters that are of no expert, or experts on ranks already.
+        TypeError: the layer has parameters that are of no expert, or gathers tokens by itself.
         ValueError: other ranks have another layer, capacity or payload; the message says who has
-            what.  Or a capacity of no token, or a payload that is none of these.
+            what.  Or a capacity of no token, or a payload that is none of these; or a layer with
+            the option without a capacity, with a payload, or of another group.
     """
 
     unsent: Tensor
@@ -88,7 +93,11 @@ class ExpertParallel(nn.Module):
                 "ExpertParallel: no process group; "
                 "call torch.distributed.init_process_group() first"
             )
-        if hasattr(layer, "expert_group"):
+        name = type(layer).__module__.rpartition(".")[2]
+        self._exchanges = name in PARAMETERS and PARAMETERS[name].slots
+        if self._exchanges:
+            group = _group_of(layer, group, capacity, payload)
+        elif hasattr(layer, "expert_group"):
             raise TypeError(
                 f"ExpertParallel: {type(layer).__name__} communicates by itself: expected a layer "
                 f"without the option expert_parallel; call this one as it is"
@@ -112,7 +121,6 @@ class ExpertParallel(nn.Module):
         self.register_buffer("unsent", unsent, persistent=False)
         sizes = {name: str((*p.shape, str(p.dtype))) for name, p in layer.named_parameters()}
         plan = hashlib.sha256(experts.describe().encode()).hexdigest()[:12]
-        name = type(layer).__module__.rpartition(".")[2]
         way = {"capacity": str(capacity), "payload": str(payload)}
         same = {"layer": name, **sizes, "plan": plan, **way}
         _collectives.compare("ExpertParallel", "group", group, **same)
@@ -130,11 +138,20 @@ class ExpertParallel(nn.Module):
             gathered, once where they are sent.
         """
         where = self._where(ids)
+        if self._exchanges:
+            return self._in_slots(x, probs.float(), ids, *where)
         way = (self.group, self.payload, *where)
         tokens, weights, chosen, counts = _ToExperts.apply(
             x, probs.float(), ids, self.first, self.own, *way
         )
         return _FromExperts.apply(self.layer(tokens, weights, chosen, counts), *way)
+
+    def _in_slots(self, x: Tensor, probs: Tensor, ids: Tensor, *where: Tensor) -> Tensor:
+        """The same by a layer that takes tokens in slots for each rank, and gives results so."""
+        chosen = _dealt(ids, *where, empty=-1)
+        counts = _counted(chosen, self.ranks, self.own)
+        y = self.layer(_Dealt.apply(x, *where), _Dealt.apply(probs, *where), chosen, counts)
+        return _Collected.apply(y, *where)
 
     def _where(self, ids: Tensor) -> tuple[Tensor, ...]:
         """Where tokens lie in what is sent; nothing where all are gathered."""
@@ -150,6 +167,24 @@ class ExpertParallel(nn.Module):
     def extra_repr(self) -> str:
         way = f"capacity={self.capacity}, payload={self.payload}"
         return f"ranks={self.ranks}, first={self.first}, {way}"
+
+
+def _group_of(
+    layer: Any, group: ProcessGroup | None, capacity: int | None, payload: torch.dtype | None
+) -> ProcessGroup | None:
+    """The ranks of a layer that exchanges slots by itself.
+
+    Raises:
+        ValueError: something that such a layer does not do is asked for.
+    """
+    name = f"ExpertParallel: {type(layer).__name__} exchanges slots of tokens by itself: "
+    if capacity is None:
+        raise ValueError(f"{name}expected a capacity, the number of slots for each rank")
+    if payload is not None:
+        raise ValueError(f"{name}expected no payload; a layer without the option may have one")
+    if group not in (None, layer.expert_group):
+        raise ValueError(f"{name}expected no group but its own; make it with expert_group=")
+    return layer.expert_group  # type: ignore[no-any-return]
 
 
 class _Places(NamedTuple):
@@ -221,9 +256,18 @@ def _send(
     """
     if not where:
         return _started("all_gather", rows, name, group)
-    token, used, _ = where
-    dealt = torch.where(used.view(-1, 1), rows.index_select(0, token), empty)
-    return _started("all_to_all", dealt, name, group)
+    return _started("all_to_all", _dealt(rows, *where, empty=empty), name, group)
+
+
+def _dealt(rows: Tensor, token: Tensor, used: Tensor, _: Tensor, *, empty: int = 0) -> Tensor:
+    """Rows of tokens [T, ...] in their slots, as of `_Places`.
+
+    Args:
+        rows: of tokens.
+        token, used: of each slot.
+        empty: what is in the row of an empty slot.
+    """
+    return torch.where(used.view(-1, 1), rows.index_select(0, token), empty)
 
 
 def _send_as(
@@ -292,7 +336,7 @@ class _ToExperts(torch.autograd.Function):
         weights = _send(probs, "probs", group, *where)
         tokens = _send_as(payload, x, "x", group, *where)
         chosen = choices() - first
-        counts = _counted(chosen, own)
+        counts = _counted(chosen, 1, own)
         arrived = weights()
         return tokens(), arrived, chosen, counts
 
@@ -339,8 +383,48 @@ class _FromExperts(torch.autograd.Function):
         return grads(), *(None,) * (2 + ctx.places)
 
 
+class _Dealt(torch.autograd.Function):
+    """Rows of tokens in their slots; gradients of a token's slots are added up."""
+
+    @staticmethod
+    def forward(rows: Tensor, *where: Tensor) -> Tensor:
+        return _dealt(rows, *where)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (slots,) = ctx.saved_tensors
+        return _collected(grad_outputs[0], slots), None, None, None
+
+
+class _Collected(torch.autograd.Function):
+    """The other way round."""
+
+    @staticmethod
+    def forward(rows: Tensor, *where: Tensor) -> Tensor:
+        return _collected(rows, where[-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return _dealt(grad_outputs[0], *ctx.saved_tensors), None, None, None
+
+
 @fused
-def _counted(ids: Tensor, experts: int) -> Tensor:
-    """How often each expert is among ids [T, K], int64 [experts]; no other id counts."""
-    each = torch.arange(experts, device=ids.device, dtype=ids.dtype)
-    return (ids.flatten() == each.unsqueeze(1)).sum(1)
+def _counted(ids: Tensor, ranks: int, experts: int) -> Tensor:
+    """How often each expert is among its rank's share of ids, int64 [ranks * experts].
+
+    Args:
+        ids: int32 [T, K], equal shares of which are for one rank each; no other id counts.
+        ranks: how many.
+        experts: of each.
+    """
+    each = torch.arange(ranks * experts, device=ids.device, dtype=ids.dtype)
+    chosen = ids.reshape(ranks, 1, -1) == each.view(ranks, experts, 1)
+    return chosen.sum(2).flatten()

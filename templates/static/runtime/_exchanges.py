@@ -47,6 +47,7 @@ def exchange_of(place: Place, rows: Tensor) -> Exchange | Small:
 
 
 def group_of(ranks: Any) -> _Group:
+    """The memory of a group and what goes on there; none at first."""
     group = _GROUPS.get(ranks)
     if group is None:
         group = _GROUPS[ranks] = _Group()

@@ -136,8 +136,8 @@ class Gathering:
     """Rows that all ranks send to each other, whatever runs meanwhile.
 
     Args:
-        parts: what each rank gets, in their order, and this one keeps; tensors [T, ...], contiguous,
-            alike on all.
+        parts: what each rank gets, in their order, and this one keeps; [T, ...], contiguous, alike
+            on all.
         place: where.
         ahead: whether this rank's take their place among those of all at once, before there is
             anything to wait for; else when they are waited for, which is when the memory is needed.
