@@ -186,6 +186,12 @@ for first, *others in lengths * (2 if ranks < 8 else 1):
             assert same and torch.equal(third, other), (first, others)
 here = _collectives.Place("test", "rows", "group", dist.group.WORLD)
 _exchanges.SMALL = 0
+for ahead in (False, True):  # rows of its own for each rank
+    rows = random(7 * ranks, 64)
+    gathering = _overlap.Gathering(rows.chunk(ranks), here, ahead)
+    every = torch.empty_like(rows)
+    dist.all_to_all_single(every, rows)
+    assert torch.equal(gathering(), every)
 sent = [random(8 + i, 64) for i in range(5)]  # more under way than there are buffers from a rank
 arriving = [_overlap.Gathering([rows] * ranks, here) for rows in sent]
 adding = [_overlap.start_to_scatter(rows.repeat(ranks, 1), here) for rows in sent]
@@ -205,12 +211,6 @@ for rows, arrive in zip(sent, arriving):
     totals.append(sum(parts[1:], parts[0]).bfloat16())
 for total, add_up in zip(totals, adding):
     assert torch.equal(add_up(), total)
-for ahead in (False, True):  # rows of its own for each rank
-    rows = random(7 * ranks, 64)
-    gathering = _overlap.Gathering(rows.chunk(ranks), here, ahead)
-    every = torch.empty_like(rows)
-    dist.all_to_all_single(every, rows)
-    assert torch.equal(gathering(), every)
 found = []
 
 
