@@ -16,12 +16,12 @@ module = importlib.import_module(f"bundle.grouped_mlp__{words[0]}")
 
 def make():
     torch.manual_seed(0)
-    return module.GroupedMLP(2, 32, 48, device=device)
+    return module.GroupedMLP(3, 32, 48, device=device)  # two ranks have unequal shards of three
 
 def batch(step):
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(16, 32, generator=generator).bfloat16()
-    data = x, torch.tensor([9, 7]), torch.rand(16, generator=generator)
+    data = x, torch.tensor([9, 3, 4]), torch.rand(16, generator=generator)
     return [each.to(device) for each in data]
 
 def train(call, parameters, steps):

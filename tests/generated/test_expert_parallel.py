@@ -167,6 +167,51 @@ for total, name in zip(parts, ("y", "dx")):
 """
 )
 
+# Experts over some ranks and their weights over others: what one layer gives for what was sent.
+MESH = (
+    RANK.partition("inner = layer_of")[0]
+    + """
+from torch.distributed.device_mesh import init_device_mesh
+from bundle.integrations import tensor_parallel
+
+tensor = int(modes[0])
+mesh = init_device_mesh(device, (ranks // tensor, tensor), mesh_dim_names=("experts", "tensor"))
+count, own = mesh["experts"].size(), EXPERTS * tensor // ranks
+first = own * mesh["experts"].get_local_rank()
+split = importlib.import_module(f"bundle.{cell}__tensor_parallel")
+every = [each[: count * TOKENS] for each in (x, dy, probs, ids)]
+here = slice(TOKENS * (first // own), TOKENS * (first // own + 1))
+
+for capacity in (None, TOKENS, 40):
+    left = every[-1].clone()
+    for other in range(count):  # those that find no room, of each rank's tokens
+        chosen = (left >= other * own) & (left < other * own + own)
+        late = chosen.any(1).view(count, -1)
+        late &= late.cumsum(1) > (capacity or TOKENS)
+        left[late.view(-1, 1) & chosen] = -1
+    inner = split.MoELayer(
+        own, HIDDEN, INTERMEDIATE // tensor, device=device, tensor_group=mesh["tensor"].get_group()
+    )
+    weights = {"fc1.weight": fc1[first : first + own], "fc2.weight": fc2[first : first + own]}
+    inner.load_state_dict(tensor_parallel.read(inner, weights))
+    layer = ExpertParallel(inner, mesh["experts"].get_group(), capacity=capacity)
+    found = run(inner, layer, *(each[here] for each in every))
+    whole = layer_of((0, EXPERTS))
+    counts = torch.stack([(left == expert).sum() for expert in range(EXPERTS)])
+    wanted = run(whole, whole, *every[:-1], left, counts)
+    part = mesh["tensor"].get_local_rank()
+    for name in ("y", "dx", "dprobs"):
+        wanted[name] = wanted[name][here]
+    halves = (each.chunk(tensor, 1)[part] for each in wanted["dfc1"].chunk(2, 1))
+    wanted["dfc1"] = torch.cat([*halves], 1)[first : first + own]
+    wanted["dfc2"] = wanted["dfc2"].chunk(tensor, 2)[part][first : first + own]
+    assert (layer.unsent.item() > 0) == (capacity == 40)
+    for name, value in wanted.items():
+        error = (found[name].double() - value.double()).abs().max()
+        assert error <= 2**-6 * value.double().abs().max(), (capacity, name, error)
+"""
+)
+
 # Ranks that do not agree: each writes what it was told.
 DIFFERENT = """
 import importlib
@@ -232,6 +277,7 @@ def generate(arch: str, out: Path) -> Path:
     api.generate(request, api.Policy.WRITE)
     for word, recipes in (
         ("expert_parallel", RECIPES[:1]),
+        ("tensor_parallel", RECIPES[:1]),
         ("expert_parallel_all_to_all", RECIPES),
     ):
         further = replace(request, modules=modules[:1], recipes=recipes, options=(word,))
@@ -339,6 +385,14 @@ def test_four_ranks_exchange_slots(slots: Place, tmp_path: Path) -> None:
 def test_layers_that_exchange_slots_compile_whole(slots: Place, tmp_path: Path) -> None:
     run_ranks(RANK, tmp_path, slots, "moe_layer__bf16", "any", SLOTS, "compiled", ranks=RANKS)
     check(found_by(tmp_path))
+
+
+@pytest.mark.parametrize("tensor", [4, 2, 1])
+def test_experts_and_their_weights_are_spread(place: Place, tensor: int, tmp_path: Path) -> None:
+    """As Megatron's tests of its dispatchers have it: over four ranks, tensor by expert parallel, no
+    token dropped, room for all, and less.
+    """
+    run_ranks(MESH, tmp_path, place, "moe_layer__bf16", "any", str(tensor), ranks=4)
 
 
 @pytest.mark.parametrize("mode", MODES)

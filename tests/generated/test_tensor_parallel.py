@@ -78,6 +78,14 @@ CASES = [
 CASES += [
     Case(*pair, recipe, sequence=True, bias=False) for pair in UNDER_RECIPES for recipe in RECIPES
 ]
+# TransformerEngine's distributed `test_numerics` and `test_fusible_ops`, of linear layers: every recipe,
+# by columns and by rows, with tokens of their own or not.
+CASES += [
+    Case(split, "linear", recipe, sequence=sequence)
+    for split in ("column", "row")
+    for recipe in (*RECIPES, "fp8_current", "fp8_rowwise", "nvfp4")
+    for sequence in (False, True)
+]
 CASES += [Case(*pair, sequence=True, compiled=True) for pair in COMPILED]
 CASES += [Case("expert", "moe_layer", sequence=True, capacity=70)]  # of about 100 rows an expert
 CASES += [Case("row", "linear", "fp8_block", sequence=True, bias=False, quantized=True)]
@@ -366,7 +374,7 @@ def check(found: Found, case: Case) -> None:
     """
     all_of = {"y", "dx", "dprobs"}
     added_up = {"column": {"dx"}, "row": {"y"}, "tensor": all_of, "expert": all_of}[case.split]
-    limit = 1e-2 if case.recipe == "bf16" else 0.1
+    limit = {"bf16": 1e-2, "nvfp4": 0.3}.get(case.recipe, 0.1)
     for name, whole in found[0]["whole"].items():
         alone = [each["alone"][name] for each in found]
         spread = [each["spread"][name] for each in found]
@@ -378,7 +386,9 @@ def check(found: Found, case: Case) -> None:
             same = same if ranks == 2 else partial(torch.allclose, rtol=5e-2, atol=5e-2)
         else:
             wanted = alone
-        assert all(map(same, spread, wanted)), f"{case}: {name}"
+        # What is rounded at random is drawn in another order by ops that are cut.
+        drawn = case.recipe == "nvfp4" and name != "y"
+        assert drawn or all(map(same, spread, wanted)), f"{case}: {name}"
         if case.split == "expert" and name not in added_up and case.recipe != "fp8_delayed":
             assert torch.equal(torch.cat(spread), whole), f"{case}: {name}"
         error = (joined(spread, whole).double() - whole.double()).norm()
