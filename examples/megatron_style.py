@@ -1,108 +1,166 @@
-"""Expert training as Megatron-LM does it: micro-batches, fp32 main_grad and master weights.
+"""A mixture-of-experts language model as Megatron-LM trains it, over many ranks.
 
-    python examples/megatron_style.py             # on the CPU
+    python examples/megatron_style.py             # one rank, on the CPU
     python examples/megatron_style.py sm_90a      # generates and builds for the GPU
+    torchrun --nproc-per-node 4 examples/megatron_style.py --tensor 2
 
-Weight gradients are added to fp32 buffers by the GEMMs themselves, after the backwards that
-others wait for, and weights are quantised once per optimiser step instead of once per micro-batch.
+The model is that of parallel.py: attention is split over tensor, experts over data and tensor, and
+positions over tensor.  There is no FSDP: every rank keeps its parameters, and an fp32 buffer of
+their gradients, to which GEMMs add those of micro-batches themselves.  A distributed optimiser
+scatters the sums of a buffer over the ranks that have the same parameters, each of which has
+master weights and moments of its share, and gathers what they become.  Experts are quantised once
+for each step of it, not for each micro-batch.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from moe_layer import device_for, load_bundle
+import torch.distributed as dist
+from parallel import LENGTH, STEPS, Model, batch, drawn, join, leave, load
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from fusegen import api
 
-EXPERTS, HIDDEN, INNER = 4, 128, 192
-TOKENS, MICRO_BATCHES, STEPS = 256, 4, 40
-OPTIONS = ("add_to_main_grad", "delayed_wgrad", "cached_weights")
+MICRO_BATCHES = 2
+CELLS = {
+    "column": "linear__bf16__add_to_main_grad__column_sequence_parallel",
+    "row": "linear__bf16__add_to_main_grad__row_sequence_parallel",
+    "moe_layer": "moe_layer__fp8_block__add_to_main_grad__cached_weights__tensor_sequence_parallel",
+    "router": "router__bf16",
+}
 
 
-def make(arch: str, folder: Path) -> nn.Module:
-    """The expert MLP under fp8_block, its choices made when it is generated."""
-    device = device_for(arch)
-    request = api.Request(
-        out=folder,
-        archs=(arch,),
-        modules=("grouped_mlp",),
-        recipes=("fp8_block",),
-        options=OPTIONS,
-        namespace="megatron_style",
-    )
-    api.generate(request)
-    if arch != "cpu":
-        api.build([folder / arch])
-    (cell,) = (path.stem for path in (folder / arch).glob("grouped_mlp__*.py"))
-    module = getattr(load_bundle(folder / arch), cell)
-    experts: nn.Module = module.GroupedMLP(EXPERTS, HIDDEN, INNER)
-    return experts.to(device)
+def generate(arch: str, folder: str) -> None:
+    """A bundle of the cells, built where it has kernels; one rank does so for all."""
+    if dist.get_rank() == 0:
+        for cell in CELLS.values():
+            module, recipe, *options = cell.split("__")
+            api.generate(
+                api.Request(
+                    out=Path(folder),
+                    archs=(arch,),
+                    modules=(module,),
+                    recipes=(recipe,),
+                    options=tuple(options),
+                    namespace="megatron_style",
+                )
+            )
+        if arch != "cpu":
+            api.build([Path(folder, arch)])
+    dist.barrier()
 
 
-class MainParameters:
-    """fp32 masters and gradient buffers of a module in lower precision, and their optimiser."""
+class Share:
+    """Parameters that the ranks of a group have alike, of whose masters each rank has a share.
 
-    def __init__(self, module: nn.Module, learning_rate: float) -> None:
-        self.parameters = list(module.parameters())
-        self.masters = [parameter.detach().float().clone() for parameter in self.parameters]
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            parameter.main_grad = torch.zeros_like(master)
-        self.optimiser = torch.optim.AdamW(self.masters, lr=learning_rate)
+    Args:
+        parameters: of any types.
+        group: those ranks.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], group: Any, learning_rate: float
+    ) -> None:
+        self.parameters, self.group = [*parameters], group
+        values = [parameter.detach().float().flatten() for parameter in self.parameters]
+        ranks = dist.get_world_size(group)
+        missing = -sum(map(len, values)) % ranks
+        whole = torch.cat([*values, values[0].new_zeros(missing)])
+        self.master = whole.chunk(ranks)[dist.get_rank(group)].clone()
+        self.gradients = torch.zeros_like(whole)
+        for parameter, gradient in zip(self.parameters, self._views(self.gradients), strict=True):
+            parameter.main_grad = gradient
+            parameter.grad_added_to_main_grad = False
+            parameter.register_post_accumulate_grad_hook(add_to_main_grad)
+        self.optimiser = torch.optim.AdamW([self.master], lr=learning_rate)
+
+    def _views(self, whole: Tensor) -> Iterator[Tensor]:
+        """What a flat tensor has of each parameter."""
+        begin = 0
+        for parameter in self.parameters:
+            yield whole[begin : begin + parameter.numel()].view(parameter.shape)
+            begin += parameter.numel()
 
     @torch.no_grad()
-    def step(self, micro_batches: int) -> None:
-        """Masters follow the mean gradient, parameters follow the masters."""
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            master.grad = parameter.main_grad / micro_batches
+    def step(self, losses: int) -> None:
+        """Masters follow the mean of so many losses' gradients, and parameters the masters."""
+        own, whole = torch.empty_like(self.master), torch.empty_like(self.gradients)
+        parts = [*self.gradients.split(len(own))]
+        dist.reduce_scatter(own, parts, group=self.group)
+        self.master.grad = own / losses
         self.optimiser.step()
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            parameter.copy_(master)
-            parameter.main_grad.zero_()
+        dist.all_gather([*whole.split(len(own))], self.master, group=self.group)
+        for parameter, value in zip(self.parameters, self._views(whole), strict=True):
+            parameter.copy_(value)
+        self.gradients.zero_()
 
 
-def batch(generator: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens sorted by expert, group sizes, router probabilities."""
-    x = torch.randn(TOKENS, HIDDEN, generator=generator).bfloat16()
-    chosen = torch.randint(EXPERTS, (TOKENS,), generator=generator)
-    sizes = torch.bincount(chosen, minlength=EXPERTS)
-    probs = torch.rand(TOKENS, generator=generator) + 0.5
-    return x.to(device), sizes.to(device), probs.to(device)
+def add_to_main_grad(parameter: nn.Parameter) -> None:
+    """Add a gradient, unless a GEMM has done so."""
+    if not parameter.grad_added_to_main_grad:
+        parameter.main_grad += parameter.grad
+    parameter.grad, parameter.grad_added_to_main_grad = None, False
 
 
-def train(experts: nn.Module) -> list[float]:
-    """Mean losses per step; the experts learn to turn their input round."""
-    main = MainParameters(experts, learning_rate=5e-3)
-    device = main.masters[0].device
-    generator = torch.Generator().manual_seed(0)
+def shares(model: Model, mesh: DeviceMesh, learning_rate: float) -> list[Share]:
+    """All parameters, by the ranks that have the same."""
+    experts = [p for block in model.blocks for p in block.experts.parameters()]
+    attention = [p for block in model.blocks for p in block.attention.parameters()]
+    others = {*model.parameters()}.difference(experts, attention)
+    alone, _ = dist.new_subgroups(1)
+    groups = (
+        (experts, alone),  # over data and tensor
+        (attention, mesh["data"].get_group()),
+        ([p for p in model.parameters() if p in others], mesh._flatten("every").get_group()),
+    )
+    return [Share(parameters, group, learning_rate) for parameters, group in groups]
+
+
+def train(model: Model, mesh: DeviceMesh, device: str) -> list[float]:
+    """The losses of all steps, of all ranks."""
+    data, tensor = mesh["data"], mesh["tensor"]
+    own = slice(data.get_local_rank(), None, data.size())
+    places = torch.arange(LENGTH, device=device).chunk(tensor.size())[tensor.get_local_rank()]
+    every = shares(model, mesh, learning_rate=5e-3)
     losses = []
-    for _ in range(STEPS):
-        total = 0.0
-        for _ in range(MICRO_BATCHES):
-            x, sizes, probs = batch(generator, device)
-            loss = (experts(x, sizes, probs) + x).float().square().mean()
+    for step in range(STEPS):
+        total = torch.zeros((), device=device)
+        for sequences in batch(step)[own].to(device).chunk(MICRO_BATCHES):
+            tokens = sequences.T
+            loss = model(tokens[places], tokens[places + 1], places)
             loss.backward()
-            total += loss.item() / MICRO_BATCHES
-        for _ in range(MICRO_BATCHES):  # a pipeline's stage does it while it waits for another
-            experts.backward_dw()
-        main.step(MICRO_BATCHES)
-        experts.refresh_weights()
-        losses.append(total)
+            total += loss.detach() / (MICRO_BATCHES * mesh.size())
+        for share in every:
+            share.step(MICRO_BATCHES * mesh.size())
+        for block in model.blocks:
+            block.experts.layer.refresh_weights()
+        dist.all_reduce(total)
+        losses.append(total.item())
     return losses
 
 
 def main() -> None:
-    """Generate, train, print."""
-    arch = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        losses = train(make(arch, Path(folder)))
-    steps = f"{STEPS} steps of {MICRO_BATCHES} micro-batches"
-    print(f"loss {losses[0]:.3f}, after {steps} {losses[-1]:.3f}")
+    """Generate, train, print; one rank of those that torchrun starts, or the only one."""
+    words = argparse.ArgumentParser(description="Train as Megatron-LM does.")
+    words.add_argument("arch", nargs="?", default="cpu", help="of the bundle, such as sm_90a")
+    words.add_argument("--tensor", type=int, default=1, help="ranks that share a layer's weights")
+    given = words.parse_args()
+    mesh, kind = join(given.arch, given.tensor)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = [scratch]
+        dist.broadcast_object_list(folder)  # the first rank's
+        generate(given.arch, folder[0])
+        model = drawn(load(Path(folder[0], given.arch), CELLS), mesh, kind)
+        losses = train(model, mesh, kind)
+        dist.barrier()
+    leave(mesh, losses)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A mixture-of-experts language model over many ranks: tensor, sequence and expert parallel, FSDP2.
+"""A mixture-of-experts language model as torchtitan trains it, over many ranks.
+
+Tensor, sequence and expert parallel layers of a mesh, the rest under FSDP2:
 
     alias add="fusegen generate --arch cpu --recipe bf16 --out split"
     add --module linear --option column_sequence_parallel
@@ -115,18 +117,47 @@ def batch(step: int) -> Tensor:
     return tokens
 
 
-def load(bundle: Path) -> dict[str, Any]:
-    """The modules of a bundle that the model has."""
+CELLS = {
+    "column": "linear__bf16__column_sequence_parallel",
+    "row": "linear__bf16__row_sequence_parallel",
+    "moe_layer": "moe_layer__bf16__tensor_sequence_parallel",
+    "router": "router__bf16",
+}
+"""What the model is made of."""
+
+
+def load(bundle: Path, cells: dict[str, str] = CELLS) -> dict[str, Any]:
+    """The modules of a bundle that the model has, and what the ranks do with them."""
     name = load_bundle(bundle).__name__
-    names = {
-        "column": "linear__bf16__column_sequence_parallel",
-        "row": "linear__bf16__row_sequence_parallel",
-        "moe_layer": "moe_layer__bf16__tensor_sequence_parallel",
-        "router": "router__bf16",
-        "expert_parallel": "integrations.expert_parallel",
-        "tensor_parallel": "integrations.tensor_parallel",
-    }
+    integrations = ("expert_parallel", "tensor_parallel")
+    names = {**cells, **{each: f"integrations.{each}" for each in integrations}}
     return {key: importlib.import_module(f"{name}.{module}") for key, module in names.items()}
+
+
+def join(arch: str, tensor: int) -> tuple[DeviceMesh, str]:
+    """The ranks that torchrun started, data by tensor, or the only one; and the kind of device.
+
+    Args:
+        arch: of the bundle.
+        tensor: how many ranks share a layer's weights.
+    """
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    kind = device_for(arch, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    dist.init_process_group("gloo" if kind == "cpu" else "nccl", **alone)
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    shape = (dist.get_world_size() // tensor, tensor)
+    return init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor")), kind
+
+
+def leave(mesh: DeviceMesh, losses: list[float]) -> None:
+    """Say what was learnt, and end together."""
+    if dist.get_rank() == 0:
+        data, tensor = mesh.shape
+        print(f"data {data}, tensor {tensor}, experts {EXPERTS}")
+        print(f"loss {losses[0]:.4f}, after {len(losses)} steps {losses[-1]:.4f}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def draw(layer: nn.Module, cells: dict[str, Any], first: int, experts: int) -> None:
@@ -146,20 +177,28 @@ def draw(layer: nn.Module, cells: dict[str, Any], first: int, experts: int) -> N
     layer.load_state_dict(cells["tensor_parallel"].read(layer, whole))
 
 
-def make(
-    cells: dict[str, Any], mesh: DeviceMesh, device: str
-) -> tuple[nn.Module, dict[nn.Parameter, int]]:
-    """The model of this rank, and weights whose gradients are sums: of how many ranks' means."""
-    sums: dict[nn.Parameter, int] = {}
+def drawn(cells: dict[str, Any], mesh: DeviceMesh, device: str) -> Model:
+    """The model of this rank, whose weights are parts of the same, however many ranks there are."""
     torch.manual_seed(0)
     model = Model(cells, mesh, device).to(device)
     for block in model.blocks:
         for layer in (block.attention.inputs, block.attention.outputs):
             draw(layer, cells, 0, 0)
-            fully_shard(layer, mesh=mesh["data"])
         draw(block.experts.layer, cells, block.experts.first, EXPERTS)
+    return model
+
+
+def make(
+    cells: dict[str, Any], mesh: DeviceMesh, device: str
+) -> tuple[nn.Module, dict[nn.Parameter, int]]:
+    """The model of this rank, and weights whose gradients are sums: of how many ranks' means."""
+    sums: dict[nn.Parameter, int] = {}
+    model = drawn(cells, mesh, device)
+    for block in model.blocks:
+        for layer in (block.attention.inputs, block.attention.outputs):
+            fully_shard(layer, mesh=mesh["data"])
         sums |= dict.fromkeys(block.experts.parameters(), mesh.size())
-    every = mesh._flatten("every") if mesh.ndim > 1 else mesh
+    every = mesh._flatten("every")
     attention = {p for block in model.blocks for p in block.attention.parameters()}
     for block in model.blocks:  # of another type than the rest
         fully_shard(block.router, mesh=every)
@@ -205,22 +244,11 @@ def main() -> None:
     words.add_argument("--overlap", action="store_true", help="their copies go on beside products")
     given = words.parse_args()
     bundle = given.bundle.resolve()
-    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    kind = device_for(bundle.name, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    dist.init_process_group("gloo" if kind == "cpu" else "nccl", **alone)
-    if kind == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    shape = (dist.get_world_size() // given.tensor, given.tensor)
-    mesh = init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor"))
+    mesh, kind = join(bundle.name, given.tensor)
     cells = load(bundle)
     if given.overlap:  # on GPUs that reach each other's memory
         cells["tensor_parallel"].overlap(mesh["tensor"].get_group())
-    losses = train(*make(cells, mesh, kind), mesh, kind)
-    if dist.get_rank() == 0:
-        print(f"data {shape[0]}, tensor {shape[1]}, experts {EXPERTS}")
-        print(f"loss {losses[0]:.4f}, after {STEPS} steps {losses[-1]:.4f}", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave(mesh, train(*make(cells, mesh, kind), mesh, kind))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ MODES = ("gathered", "sent")
 """All tokens go to all ranks, or each to those that its experts are on."""
 SLOTS = "slots"
 """The latter, by a layer that exchanges them itself."""
+UNDER = [*(("bf16", route) for route in ROUTES), *((recipe, "any") for recipe in RECIPES[1:])]
+"""Recipes and routes."""
 CROWDS = [(4, "any", 192), (4, "any", 40), (2, "dropped", 30), (2, "last_rank", 1)]
 """Ranks, a route, and room for so many tokens of each rank."""
 RANKS = 2
@@ -90,7 +93,14 @@ found = {
 import copy
 assert copy.deepcopy(layer)(x[here], probs[here], ids[here]).shape == x[here].shape
 assert layer.unsent.tolist() == [0]
-torch.save(found, f"{folder}/{rank}.pt")
+torch.save(found, f"{folder}/{rank}-{'-'.join(words)}.pt")
+"""
+
+# Several cases, one after the other, in the same processes.
+EACH = f"""
+for case in words:
+    words = case.split()
+    exec({RANK!r})
 """
 
 # Tokens as codes: what those give that the codes stand for, and gradients of such sums; each
@@ -285,8 +295,29 @@ def generate(arch: str, out: Path) -> Path:
     return out / arch
 
 
-def found_by(folder: Path, ranks: int = RANKS) -> list[Found]:
-    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+@pytest.fixture(scope="module")
+def spread(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks found, of all recipes, routes and modes."""
+    cases = [(f"moe_layer__{r}", *case, mode) for r, *case in UNDER for mode in MODES]
+    return run_each(place, tmp_path_factory.mktemp("found"), cases)
+
+
+@pytest.fixture(scope="module")
+def spread_in_slots(slots: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same by layers that exchange slots."""
+    cases = [(f"moe_layer__{recipe}", *case, SLOTS) for recipe, *case in UNDER]
+    return run_each(slots, tmp_path_factory.mktemp("slots"), cases)
+
+
+def run_each(place: Place, folder: Path, cases: Iterable[tuple[str, ...]]) -> Path:
+    """Run cases in the same processes; the folder has what they found."""
+    run_ranks(EACH, folder, place, *map(" ".join, cases), ranks=RANKS)
+    return folder
+
+
+def found_by(folder: Path, *words: str, ranks: int = RANKS) -> list[Found]:
+    """What ranks found of a case."""
+    return [torch.load(folder / f"{rank}-{'-'.join(words)}.pt") for rank in range(ranks)]
 
 
 def check(found: list[Found], *, alike: bool = True) -> None:
@@ -317,37 +348,33 @@ def is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("route", ROUTES)
-def test_ranks_are_one_layer(place: Place, route: str, mode: str, tmp_path: Path) -> None:
-    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", route, mode, ranks=RANKS)
-    check(found_by(tmp_path))
+@pytest.mark.parametrize(("recipe", "route"), UNDER)
+def test_ranks_are_one_layer(spread: Path, recipe: str, route: str, mode: str) -> None:
+    """Each rank quantises what is its own, as a layer of its experts does."""
+    found = found_by(spread, f"moe_layer__{recipe}", route, mode)
+    # One scale for all experts is not that of some.
+    check(found, alike=recipe != "fp8_delayed")
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_four_ranks_are_one_layer(place: Place, mode: str, tmp_path: Path) -> None:
-    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", "any", mode, ranks=4)
-    check(found_by(tmp_path, 4))
+    words = ("moe_layer__bf16", "any", mode)
+    run_ranks(RANK, tmp_path, place, *words, ranks=4)
+    check(found_by(tmp_path, *words, ranks=4))
 
 
 def test_eight_ranks_are_one_layer(place: Place, tmp_path: Path) -> None:
     """With an expert each, and sums of eight terms."""
-    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", "any", "gathered", ranks=8)
-    check(found_by(tmp_path, 8))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("recipe", RECIPES[1:])
-def test_under_a_recipe(place: Place, recipe: str, mode: str, tmp_path: Path) -> None:
-    """Each rank quantises what is its own, as a layer of its experts does."""
-    run_ranks(RANK, tmp_path, place, f"moe_layer__{recipe}", "any", mode, ranks=RANKS)
-    # One scale for all experts is not that of some.
-    check(found_by(tmp_path), alike=recipe != "fp8_delayed")
+    words = ("moe_layer__bf16", "any", "gathered")
+    run_ranks(RANK, tmp_path, place, *words, ranks=8)
+    check(found_by(tmp_path, *words, ranks=8))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_compiles_whole(place: Place, mode: str, tmp_path: Path) -> None:
-    run_ranks(RANK, tmp_path, place, "moe_layer__bf16", "any", mode, "compiled", ranks=RANKS)
-    check(found_by(tmp_path))
+    words = ("moe_layer__bf16", "any", mode, "compiled")
+    run_ranks(RANK, tmp_path, place, *words, ranks=RANKS)
+    check(found_by(tmp_path, *words))
 
 
 @pytest.mark.parametrize(("ranks", "route", "capacity"), CROWDS)
@@ -368,29 +395,28 @@ def test_no_more_tokens_than_there_are_slots_for(
     run_ranks(CROWDED, tmp_path, slots, *words, ranks=ranks)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "route"),
-    [*(("bf16", route) for route in ROUTES), *((recipe, "any") for recipe in RECIPES[1:])],
-)
-def test_layers_exchange_slots(slots: Place, recipe: str, route: str, tmp_path: Path) -> None:
-    run_ranks(RANK, tmp_path, slots, f"moe_layer__{recipe}", route, SLOTS, ranks=RANKS)
-    check(found_by(tmp_path), alike=recipe != "fp8_delayed")
+@pytest.mark.parametrize(("recipe", "route"), UNDER)
+def test_layers_exchange_slots(spread_in_slots: Path, recipe: str, route: str) -> None:
+    found = found_by(spread_in_slots, f"moe_layer__{recipe}", route, SLOTS)
+    check(found, alike=recipe != "fp8_delayed")
 
 
 def test_four_ranks_exchange_slots(slots: Place, tmp_path: Path) -> None:
-    run_ranks(RANK, tmp_path, slots, "moe_layer__bf16", "any", SLOTS, ranks=4)
-    check(found_by(tmp_path, 4))
+    words = ("moe_layer__bf16", "any", SLOTS)
+    run_ranks(RANK, tmp_path, slots, *words, ranks=4)
+    check(found_by(tmp_path, *words, ranks=4))
 
 
 def test_layers_that_exchange_slots_compile_whole(slots: Place, tmp_path: Path) -> None:
-    run_ranks(RANK, tmp_path, slots, "moe_layer__bf16", "any", SLOTS, "compiled", ranks=RANKS)
-    check(found_by(tmp_path))
+    words = ("moe_layer__bf16", "any", SLOTS, "compiled")
+    run_ranks(RANK, tmp_path, slots, *words, ranks=RANKS)
+    check(found_by(tmp_path, *words))
 
 
 @pytest.mark.parametrize("tensor", [4, 2, 1])
 def test_experts_and_their_weights_are_spread(place: Place, tensor: int, tmp_path: Path) -> None:
-    """As Megatron's tests of its dispatchers have it: over four ranks, tensor by expert parallel, no
-    token dropped, room for all, and less.
+    """As Megatron's tests of its dispatchers have it: over four ranks, tensor by expert parallel;
+    without a capacity, with room for all, and with less.
     """
     run_ranks(MESH, tmp_path, place, "moe_layer__bf16", "any", str(tensor), ranks=4)
 

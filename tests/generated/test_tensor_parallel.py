@@ -78,8 +78,8 @@ CASES = [
 CASES += [
     Case(*pair, recipe, sequence=True, bias=False) for pair in UNDER_RECIPES for recipe in RECIPES
 ]
-# TransformerEngine's distributed `test_numerics` and `test_fusible_ops`, of linear layers: every recipe,
-# by columns and by rows, with tokens of their own or not.
+# As TransformerEngine's distributed `test_numerics` and `test_fusible_ops` have it of linear
+# layers: every recipe, by columns and by rows, with tokens of their own or not.
 CASES += [
     Case(split, "linear", recipe, sequence=sequence)
     for split in ("column", "row")

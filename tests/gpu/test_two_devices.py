@@ -33,6 +33,8 @@ from ..generated.test_dtensor import (
 )
 from ..generated.test_expert_parallel import (
     RANK,
+    spread,
+    spread_in_slots,
     test_compiles_whole,
     test_layers_exchange_slots,
     test_layers_that_exchange_slots_compile_whole,
@@ -40,7 +42,6 @@ from ..generated.test_expert_parallel import (
     test_ranks_that_differ_are_refused,
     test_tokens_as_codes_compile_whole,
     test_tokens_travel_as_codes,
-    test_under_a_recipe,
 )
 from ..generated.test_overlap import BEGIN, COLUMN, OTHERS, ROW, check_waits_end, script
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
@@ -49,6 +50,8 @@ from .places import NEEDS_TWO, on_devices, place_of_parts, place_with_reduced_am
 # Collected from here: fixtures of this module take the places of those beside them.
 __all__ = [
     "others",
+    "spread",
+    "spread_in_slots",
     "steps",
     "test_compiles_into_one_graph",
     "test_compiles_whole",
@@ -68,7 +71,6 @@ __all__ = [
     "test_tokens_of_experts_go_through_local_map",
     "test_tokens_travel_as_codes",
     "test_training_equals_one_process",
-    "test_under_a_recipe",
 ]
 
 pytestmark = NEEDS_TWO
