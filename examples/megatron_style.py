@@ -123,14 +123,14 @@ def shares(model: Model, mesh: DeviceMesh, learning_rate: float) -> list[Share]:
     return [Share(parameters, group, learning_rate) for parameters, group in groups]
 
 
-def train(model: Model, mesh: DeviceMesh, device: str) -> list[float]:
+def train(model: Model, mesh: DeviceMesh, device: str, steps: int) -> list[float]:
     """The losses of all steps, of all ranks."""
     data, tensor = mesh["data"], mesh["tensor"]
     own = slice(data.get_local_rank(), None, data.size())
     places = torch.arange(LENGTH, device=device).chunk(tensor.size())[tensor.get_local_rank()]
     every = shares(model, mesh, learning_rate=5e-3)
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         total = torch.zeros((), device=device)
         for sequences in batch(step)[own].to(device).chunk(MICRO_BATCHES):
             tokens = sequences.T
@@ -151,6 +151,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description="Train as Megatron-LM does.")
     words.add_argument("arch", nargs="?", default="cpu", help="of the bundle, such as sm_90a")
     words.add_argument("--tensor", type=int, default=1, help="ranks that share a layer's weights")
+    words.add_argument("--steps", type=int, default=STEPS, help="of the optimiser")
     given = words.parse_args()
     mesh, kind = join(given.arch, given.tensor)
     with tempfile.TemporaryDirectory() as scratch:
@@ -158,7 +159,7 @@ def main() -> None:
         dist.broadcast_object_list(folder)  # the first rank's
         generate(given.arch, folder[0])
         model = drawn(load(Path(folder[0], given.arch), CELLS), mesh, kind)
-        losses = train(model, mesh, kind)
+        losses = train(model, mesh, kind, given.steps)
         dist.barrier()
     leave(mesh, losses)
 

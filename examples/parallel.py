@@ -208,7 +208,7 @@ def make(
 
 
 def train(
-    model: nn.Module, sums: dict[nn.Parameter, int], mesh: DeviceMesh, device: str
+    model: nn.Module, sums: dict[nn.Parameter, int], mesh: DeviceMesh, device: str, steps: int
 ) -> list[float]:
     """The losses of all steps, of all ranks."""
     data, tensor = mesh["data"], mesh["tensor"]
@@ -219,7 +219,7 @@ def train(
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     optimisers = [torch.optim.AdamW(each, lr=5e-3) for each in groups.values()]
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         tokens = batch(step)[own].T.to(device)
         loss = model(tokens[places], tokens[places + 1], places)
         for optimiser in optimisers:
@@ -241,6 +241,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description="Train over many ranks.")
     words.add_argument("bundle", type=Path, help="folder of the bundle, such as split/cpu")
     words.add_argument("--tensor", type=int, default=1, help="ranks that share a layer's weights")
+    words.add_argument("--steps", type=int, default=STEPS, help="of the optimiser")
     words.add_argument("--overlap", action="store_true", help="their copies go on beside products")
     given = words.parse_args()
     bundle = given.bundle.resolve()
@@ -248,7 +249,7 @@ def main() -> None:
     cells = load(bundle)
     if given.overlap:  # on GPUs that reach each other's memory
         cells["tensor_parallel"].overlap(mesh["tensor"].get_group())
-    leave(mesh, train(*make(cells, mesh, kind), mesh, kind))
+    leave(mesh, train(*make(cells, mesh, kind), mesh, kind, given.steps))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from fusegen.ir.naming import Cell
 from .loading import write_cells
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SOON = ("--steps", "30")
+"""Half of what these examples do."""
 
 
 def test_moe_layer_learns() -> None:
@@ -40,9 +42,9 @@ def test_fsdp2_learns_and_loads() -> None:
 
 
 def test_megatron_style_ranks_learn_as_one() -> None:
-    first, last = losses_of(1, "megatron_style.py")
+    first, last = losses_of(1, "megatron_style.py", *SOON)
     assert last < 0.5 * first
-    others = losses_of(4, "megatron_style.py", "--tensor", "2")
+    others = losses_of(4, "megatron_style.py", *SOON, "--tensor", "2")
     assert others == pytest.approx((first, last), rel=2e-2)
 
 
@@ -60,10 +62,10 @@ def test_ranks_with_parts_of_the_weights_learn_as_one(tmp_path: Path) -> None:
         Cell("router", "bf16"),
     ]
     bundle = str(write_cells("split", "cpu", tmp_path, cells))
-    first, last = losses_of(1, "parallel.py", bundle)
+    first, last = losses_of(1, "parallel.py", bundle, *SOON)
     assert last < 0.5 * first
     for ranks, tensor, *more in ((2, 2, "--overlap"), (2, 1)):
-        others = losses_of(ranks, "parallel.py", bundle, "--tensor", str(tensor), *more)
+        others = losses_of(ranks, "parallel.py", bundle, *SOON, "--tensor", str(tensor), *more)
         assert others == pytest.approx((first, last), rel=1e-2)
 
 
