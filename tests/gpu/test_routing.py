@@ -22,7 +22,9 @@ PROBLEMS = (
     (2**20 + 3, 6, 384),
 )
 HIDDEN = 64
-REPLAYS = 200
+REPLAYS = 10_000
+ROUTES = ("skewed", "one", "skewed", "few", "none")
+"""In turn: many experts, of whom tokens are dropped; all to one; none to most; all dropped."""
 
 
 def module(bundle: ModuleType, name: str, recipe: str = "bf16") -> ModuleType:
@@ -35,6 +37,10 @@ def routed(tokens: int, choices: int, experts: int, seed: int, draw: str = "skew
     shape, device = (tokens, choices), support.DEVICE
     if draw == "one":
         ids = torch.full(shape, seed % experts, device=device)
+    elif draw == "few":
+        ids = torch.randint(2, shape, generator=generator, device=device) * (experts - 1)
+    elif draw == "none":
+        ids = torch.full(shape, -1, device=device)
     else:
         drawn = torch.rand(shape, generator=generator, device=device) ** 3
         ids = (drawn * (experts + 2)).long() - 1
@@ -137,7 +143,7 @@ def test_graphs_replay_any_routing(bundle: ModuleType) -> None:
 
     graph, results = replayed(step)
     for seed in range(REPLAYS):
-        new = routed(tokens, choices, experts, seed, ("skewed", "one")[seed % 5 == 0])
+        new = routed(tokens, choices, experts, seed, ROUTES[seed % len(ROUTES)])
         for tensor, values in zip((ids, counts), new, strict=True):
             tensor.copy_(values)
         graph.replay()

@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup
 from .. import _collectives
 from . import _payload
 from ._fused import fused
-from ._parameters import PARAMETERS
+from ._parameters import PARAMETERS, cell_of
 
 _OF_EXPERTS = ("fc1.", "fc2.")
 
@@ -93,8 +93,8 @@ class ExpertParallel(nn.Module):
                 "ExpertParallel: no process group; "
                 "call torch.distributed.init_process_group() first"
             )
-        name = type(layer).__module__.rpartition(".")[2]
-        self._exchanges = name in PARAMETERS and PARAMETERS[name].slots
+        name = cell_of(layer)
+        self._exchanges = bool(name) and PARAMETERS[name].slots
         if self._exchanges:
             group = _group_of(layer, group, capacity, payload)
         elif hasattr(layer, "expert_group"):
@@ -122,7 +122,7 @@ class ExpertParallel(nn.Module):
         sizes = {name: str((*p.shape, str(p.dtype))) for name, p in layer.named_parameters()}
         plan = hashlib.sha256(experts.describe().encode()).hexdigest()[:12]
         way = {"capacity": str(capacity), "payload": str(payload)}
-        same = {"layer": name, **sizes, "plan": plan, **way}
+        same = {"layer": name or type(layer).__name__, **sizes, "plan": plan, **way}
         _collectives.compare("ExpertParallel", "group", group, **same)
 
     def forward(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:

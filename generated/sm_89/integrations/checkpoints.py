@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _library
-from ._parameters import PARAMETERS, Parameters
+from ._parameters import PARAMETERS, Parameters, cell_of
 
 __all__ = [
     "DENSE",
@@ -312,9 +312,8 @@ class _Layer:
     """What is to be read or written of a layer."""
 
     def __init__(self, layer: Any, layout: Layout) -> None:
-        cells = [each.__module__.rpartition(".")[2] for each in type(layer).__mro__]
-        cell = next((cell for cell in cells if cell in PARAMETERS), None)
-        if cell is None:
+        cell = cell_of(layer)
+        if not cell:
             raise RuntimeError(
                 f"{type(layer).__name__}: expected a module with parameters of "
                 f"{_library.FOLDER}, got one of {type(layer).__module__}; unwrap it, or give the "

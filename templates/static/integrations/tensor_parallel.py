@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .. import _collectives
 from .._collectives import overlap
-from ._parameters import PARAMETERS
+from ._parameters import PARAMETERS, cell_of
 
 __all__ = ["overlap", "read", "write"]
 
@@ -79,12 +79,12 @@ def _split(layer: nn.Module) -> dict[str, tuple[int, int]]:
 
     Parameters of one group each, `weight0` and so on, have all dimensions but that of groups.
     """
-    cell = _cell(layer)
-    split = PARAMETERS[cell].split if cell in PARAMETERS else ()
+    cell = cell_of(layer)
+    split = PARAMETERS[cell].split if cell else ()
     if not split:
         raise TypeError(
-            f"tensor_parallel: {type(layer).__name__} of {cell}: expected a module of this bundle "
-            "of whose weights each rank has a part"
+            f"tensor_parallel: {type(layer).__name__} of {type(layer).__module__}: expected a "
+            "module of this bundle of whose weights each rank has a part"
         )
     found = {path: (axis, halves) for path, axis, halves in split}
     names = {name for name, _ in layer.named_parameters()}
@@ -96,12 +96,8 @@ def _split(layer: nn.Module) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _cell(layer: nn.Module) -> str:
-    return type(layer).__module__.rpartition(".")[2]
-
-
 def _ranks(layer: nn.Module) -> Any:
-    keyword = PARAMETERS[_cell(layer)].group
+    keyword = PARAMETERS[cell_of(layer)].group
     return _collectives.Place(type(layer).__name__, "", keyword, getattr(layer, keyword)).ranks
 
 
