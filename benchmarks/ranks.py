@@ -8,6 +8,7 @@ all-gather.  Contenders:
     fusegen                     the module, whose ops communicate
     fusegen overlapped          the same, with the rows of one rank at a time (`overlap`)
     fusegen, option             experts that communicate by themselves, with gradients of weights
+    fusegen, slots              the same, which send tokens to the ranks that they chose alone
     fusegen, codes              experts whose tokens travel in 8 bits (`payload`)
     ..., captured               that as a CUDA graph, which needs no host
     NCCL + torch                a collective, and torch's product behind it or before it
@@ -40,8 +41,8 @@ from torch.distributed import _symmetric_memory  # noqa: F401  its operators are
 
 PRODUCT, NCCL, SYMMETRIC = "product", "NCCL + torch", "torch symmetric memory"
 OVERLAPPED = f"{OURS} overlapped"
-OPTION, CODES = f"{OURS}, option", f"{OURS}, codes"
-OVERLAPPING_OPTION = f"{OVERLAPPED}, option"
+OPTION, SLOTS, CODES = (f"{OURS}, {word}" for word in ("option", "slots", "codes"))
+OVERLAPPING_OPTION, OVERLAPPING_SLOTS = (f"{OVERLAPPED}, {word}" for word in ("option", "slots"))
 CAPTURED = "{}, captured"
 BACKWARD = "{}, for a backward"
 OPTIONS = {"column": "column_sequence_parallel", "row": "row_sequence_parallel"}
@@ -186,6 +187,7 @@ def _bundle() -> Path:
         *(Cell(MLP, "bf16", options) for options in ((), (MLP_OPTION,))),
         *(Cell(module, "bf16") for module in ("moe_layer", "grouped_mlp")),
         Cell("moe_layer", "bf16", ("expert_parallel",)),
+        Cell("moe_layer", "bf16", ("expert_parallel_all_to_all",)),
         *(Cell("grouped_mlp", recipe, ("cached_weights",)) for recipe in CACHED),
     ]
     arch = "cpu"
@@ -479,11 +481,13 @@ def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
     # A rank by itself leaves rows of others as all ranks do, and sends nothing.
     groups = [dist.new_group([rank]) for rank in range(here.count)]
     alone = made("moe_layer__bf16__expert_parallel", expert_group=groups[here.rank])
-    for layer in (parallel, alone):
+    of_slots = made("moe_layer__bf16__expert_parallel_all_to_all")
+    for layer in (parallel, alone, of_slots):
         layer.load_state_dict(own.state_dict())
     expert_parallel = here.integration("expert_parallel").ExpertParallel
     spread = expert_parallel(own)
     encoded = expert_parallel(own, payload=torch.float8_e4m3fn)
+    in_slots = expert_parallel(of_slots, capacity=sizes.tokens)
     x = here.normal(sizes.tokens, sizes.hidden).requires_grad_()
     draw = torch.Generator().manual_seed(here.rank)
     chosen = torch.rand(sizes.tokens, sizes.experts, generator=draw).topk(sizes.top_k).indices
@@ -510,16 +514,19 @@ def _experts(here: Rank, sizes: Layer) -> dict[str, Run]:
 
     spreading = partial(step, spread, x, probs, ids)
     communicating = partial(step, parallel, x, probs, ids, own_counts)
+    exchanging = partial(step, in_slots, x, probs, ids)
     steps: dict[str, Run] = {
         PRODUCT: partial(step, alone, every, all_probs, all_ids, counts),
         OURS: spreading,
         OPTION: communicating,
+        SLOTS: exchanging,
         CODES: partial(step, encoded, x, probs, ids),
         OVERLAPPED: here.overlapped(spreading),
         OVERLAPPING_OPTION: here.overlapped(communicating),
+        OVERLAPPING_SLOTS: here.overlapped(exchanging),
     }
     expected = spreading()
-    for name in (OPTION, OVERLAPPED, OVERLAPPING_OPTION):
+    for name in (OPTION, SLOTS, OVERLAPPED, OVERLAPPING_OPTION, OVERLAPPING_SLOTS):
         for got, wanted in zip(steps[name](), expected, strict=True):
             common.require_close(name, got, wanted, here.order)
     if here.device == "cpu":
