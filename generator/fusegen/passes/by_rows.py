@@ -20,7 +20,7 @@ from ..ir.segments import Collective, Start, Wait
 from ..ir.shapes import symbols
 from ..ir.step import Step
 from ..steps import adds_named_rows, definition, is_gemm
-from ..steps.collectives import ALL_GATHER, BRINGS_ROWS, REDUCE_SCATTER, SHARE, CollectiveDef
+from ..steps.collectives import ALL_GATHER, REDUCE_SCATTER, SHARE, CollectiveDef, collective
 from ..steps.gathered_gemm import multiplies_rows_of
 from .draft import Draft
 from .programs import Dims, program
@@ -158,11 +158,11 @@ def as_they_arrive(segments: tuple[Segment, ...], flags: tuple[str, ...]) -> tup
     """Mark ops behind what brings rows that have a GEMM which gathers its rows: that may begin with
     those of this rank's tokens.  They run in every call, of which one flag at least is set.
     """
-    marked, brings = list(segments), {each.name for each in BRINGS_ROWS}
+    marked = list(segments)
     gathers = {
         each.future: (place, each)
         for place, each in enumerate(segments)
-        if isinstance(each, Start) and each.kind in brings and not each.by_rows
+        if isinstance(each, Start) and collective(each.kind).brings_rows and not each.by_rows
     }
     for place, pair in enumerate(pairwise(segments), 1):
         match pair:

@@ -34,7 +34,7 @@ from ..ir.dtypes import DType
 from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
-from ..steps.collectives import BRINGS_ROWS
+from ..steps.collectives import collective
 from .by_rows import (
     as_they_arrive,
     behind_product,
@@ -170,12 +170,11 @@ class _Cut:
     def _last_rows(self) -> int:
         """The position of the first reader of the rows that come in and are read last."""
         given = {result.buffer for result in self.whole.results}
-        brings = {each.name for each in BRINGS_ROWS}
         rows = (
             each
             for each in self.draft.collectives
             if each.direction == self.whole.name and each.outside
-            if each.kind in brings and given.isdisjoint(each.operands)
+            if collective(each.kind).brings_rows and given.isdisjoint(each.operands)
         )
         return max(map(self._first_reader, rows), default=0)
 

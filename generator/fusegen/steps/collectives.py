@@ -17,6 +17,7 @@ class CollectiveDef:
         suffix: of what it gives for the ops, behind the name of what their caller gives.
         attributes: names of its scalars, and the values that each may have; None for any number.
         moves_rows: whether there are others in its results.
+        brings_rows: whether these are as many of each rank, in the order of ranks.
         sizes: names of a rank's sizes of dimensions.
     """
 
@@ -24,13 +25,14 @@ class CollectiveDef:
     suffix: str
     attributes: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
     moves_rows: bool = False
+    brings_rows: bool = False
     sizes: tuple[str, ...] = ()
 
 
 ALL_REDUCE = CollectiveDef("all_reduce", "sum", (("op", ("max", "sum")),))
 """Every rank has the sum, or the largest."""
 
-ALL_GATHER = CollectiveDef("all_gather", "all", moves_rows=True)
+ALL_GATHER = CollectiveDef("all_gather", "all", moves_rows=True, brings_rows=True)
 """Every rank has the rows of all, in the order of ranks."""
 
 GATHER_NUMBERS = CollectiveDef("gather_numbers", "own", moves_rows=True, sizes=("own",))
@@ -48,16 +50,13 @@ there are a multiple of ``rows``."""
 REDUCE_SCATTER = CollectiveDef("reduce_scatter", "own", moves_rows=True)
 """Every rank has its own rows of the sum."""
 
-ALL_TO_ALL = CollectiveDef("all_to_all", "received", moves_rows=True)
+ALL_TO_ALL = CollectiveDef("all_to_all", "received", moves_rows=True, brings_rows=True)
 """Every rank has what each has for it, in the order of ranks; it is its own dual."""
 
 ALL_TO_ALL_NUMBERS = CollectiveDef(
     "all_to_all_numbers", "received", moves_rows=True, sizes=("own",)
 )
 """The same of numbers, each counted from this rank's first as those of `GATHER_NUMBERS` are."""
-
-BRINGS_ROWS = (ALL_GATHER, ALL_TO_ALL)
-"""Those that give as many rows of each rank, in the order of ranks."""
 
 SHARE = CollectiveDef("share", "share")
 """Every rank has an equal share, so that the sum is what there was; nothing is sent."""
