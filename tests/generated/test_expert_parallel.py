@@ -253,6 +253,28 @@ for way in ways:
             print(error, file=file)
 """
 
+# A rank without tokens, and tensors of other numbers of them.
+TOKENS = """
+import importlib
+from bundle.integrations.expert_parallel import ExpertParallel
+for name in ("moe_layer__bf16", "moe_layer__bf16__expert_parallel_all_to_all"):
+    torch.manual_seed(rank)
+    layer = importlib.import_module(f"bundle.{name}").MoELayer(2, 64, 64)
+    call = ExpertParallel(layer, capacity=5)
+    x = torch.randn(5 * rank, 64).bfloat16().requires_grad_()
+    probs, ids = torch.rand(5 * rank, 2), torch.arange(4).repeat(5)[: 10 * rank].view(-1, 2).int()
+    y = call(x, probs, ids)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == x.shape and bool(y.any()) == bool(x.grad.any()) == bool(rank)
+    assert layer.fc1.weight.grad.any(), "of the other rank's tokens"
+    try:
+        call(x, probs, torch.zeros(7, 2, dtype=torch.int32))
+    except RuntimeError as error:
+        assert f"tokens in x, probs and ids, got [{5 * rank}, {5 * rank}, 7]" in str(error), error
+    else:
+        raise AssertionError("seven tokens chose, and there are as many as ever")
+"""
+
 SHARED = """
 import importlib
 from bundle.integrations.expert_parallel import ExpertParallel
@@ -520,6 +542,10 @@ def test_a_layer_of_slots_is_asked_for_what_it_does(place: Place, tmp_path: Path
     wanted = ("expected a capacity", "expected no payload", "expected no group but its own")
     assert len(said) == len(wanted)
     assert all(words in line for words, line in zip(wanted, said, strict=True)), said
+
+
+def test_ranks_may_have_no_tokens(place: Place, tmp_path: Path) -> None:
+    run_ranks(TOKENS, tmp_path, place, ranks=RANKS)
 
 
 def test_without_ranks_it_says_what_is_missing(place: Place) -> None:

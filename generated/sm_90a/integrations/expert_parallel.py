@@ -136,7 +136,15 @@ class ExpertParallel(nn.Module):
         Returns:
             y: [T, H], sums over ranks: rounded to the type of x at each addition where tokens are
             gathered, once where they are sent.
+
+        Raises:
+            RuntimeError: not all of these are of as many tokens; or as the layer's own call.
         """
+        tokens = [each.shape[0] for each in (x, probs, ids)]
+        if len({*tokens}) > 1:
+            raise RuntimeError(
+                f"ExpertParallel: expected as many tokens in x, probs and ids, got {tokens}"
+            )
         where = self._where(ids)
         if self._exchanges:
             return self._in_slots(x, probs.float(), ids, *where)
@@ -267,6 +275,8 @@ def _dealt(rows: Tensor, token: Tensor, used: Tensor, _: Tensor, *, empty: int =
         token, used: of each slot.
         empty: what is in the row of an empty slot.
     """
+    if rows.shape[0] == 0:  # of which none can be selected
+        return rows.new_full((*used.shape, *rows.shape[1:]), empty)
     return torch.where(used.view(-1, 1), rows.index_select(0, token), empty)
 
 
