@@ -141,14 +141,14 @@ class ExpertParallel(nn.Module):
             RuntimeError: not all of these are of as many tokens; or as the layer's own call.
         """
         tokens = [each.shape[0] for each in (x, probs, ids)]
-        if len({*tokens}) > 1:
+        if tokens[1] != tokens[0] or tokens[2] != tokens[0]:  # sizes that vary have no hash
             raise RuntimeError(
                 f"ExpertParallel: expected as many tokens in x, probs and ids, got {tokens}"
             )
         where = self._where(ids)
         if self._exchanges:
             return self._in_slots(x, probs.float(), ids, *where)
-        way = (self.group, self.payload, *where)
+        way = (self.group, self.payload, *(where or (None, None, None)))
         tokens, weights, chosen, counts = _ToExperts.apply(
             x, probs.float(), ids, self.first, self.own, *way
         )
@@ -324,6 +324,13 @@ def _collected(rows: Tensor, slots: Tensor) -> Tensor:
     return total.to(rows.dtype)
 
 
+def _there(*where: Tensor | None) -> tuple[Tensor, ...]:
+    """Token, used and slots of `_Places`, or nothing.  PyTorch's compiler takes no function whose
+    arguments are any number, where nothing has a gradient.
+    """
+    return tuple(each for each in where if each is not None)
+
+
 class _ToExperts(torch.autograd.Function):
     """Tokens, their weights and choices to the ranks of experts; gradients come back added up.
 
@@ -340,8 +347,11 @@ class _ToExperts(torch.autograd.Function):
         own: int,
         group: ProcessGroup | None,
         payload: torch.dtype | None,
-        *where: Tensor,
+        token: Tensor | None,
+        used: Tensor | None,
+        slots: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        where = _there(token, used, slots)
         choices = _send(ids, "ids", group, *where, empty=-1)
         weights = _send(probs, "probs", group, *where)
         tokens = _send_as(payload, x, "x", group, *where)
@@ -356,19 +366,19 @@ class _ToExperts(torch.autograd.Function):
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*where)
-        ctx.places = len(where)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         pairs = zip(grad_outputs, ("x", "probs"), strict=False)
+        where = _there(*ctx.saved_tensors)
         sent = [
             None
             if grad is None
-            else _send_back(grad, f"the gradient of {name}", ctx.group, *ctx.saved_tensors)
+            else _send_back(grad, f"the gradient of {name}", ctx.group, *where)
             for grad, name in pairs
         ]
         grads = (None if arrive is None else arrive() for arrive in sent)
-        return *grads, *(None,) * (5 + ctx.places)
+        return *grads, *(None,) * 8
 
 
 class _FromExperts(torch.autograd.Function):
@@ -376,29 +386,33 @@ class _FromExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        rows: Tensor, group: ProcessGroup | None, payload: torch.dtype | None, *where: Tensor
+        rows: Tensor,
+        group: ProcessGroup | None,
+        payload: torch.dtype | None,
+        token: Tensor | None,
+        used: Tensor | None,
+        slots: Tensor | None,
     ) -> Tensor:
-        return _send_back(rows, "y", group, *where)()
+        return _send_back(rows, "y", group, *_there(token, used, slots))()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, ctx.group, ctx.payload, *where = inputs
         ctx.save_for_backward(*where)
-        ctx.places = len(where)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        words = ("the gradient of y", ctx.group, *ctx.saved_tensors)
+        words = ("the gradient of y", ctx.group, *_there(*ctx.saved_tensors))
         grads = _send_as(ctx.payload, grad_outputs[0], *words)
-        return grads(), *(None,) * (2 + ctx.places)
+        return grads(), *(None,) * 5
 
 
 class _Dealt(torch.autograd.Function):
     """Rows of tokens in their slots; gradients of a token's slots are added up."""
 
     @staticmethod
-    def forward(rows: Tensor, *where: Tensor) -> Tensor:
-        return _dealt(rows, *where)
+    def forward(rows: Tensor, token: Tensor, used: Tensor, slots: Tensor) -> Tensor:
+        return _dealt(rows, token, used, slots)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -414,8 +428,8 @@ class _Collected(torch.autograd.Function):
     """The other way round."""
 
     @staticmethod
-    def forward(rows: Tensor, *where: Tensor) -> Tensor:
-        return _collected(rows, where[-1])
+    def forward(rows: Tensor, token: Tensor, used: Tensor, slots: Tensor) -> Tensor:
+        return _collected(rows, slots)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
