@@ -372,9 +372,7 @@ class _ToExperts(torch.autograd.Function):
         pairs = zip(grad_outputs, ("x", "probs"), strict=False)
         where = _there(*ctx.saved_tensors)
         sent = [
-            None
-            if grad is None
-            else _send_back(grad, f"the gradient of {name}", ctx.group, *where)
+            None if grad is None else _send_back(grad, f"the gradient of {name}", ctx.group, *where)
             for grad, name in pairs
         ]
         grads = (None if arrive is None else arrive() for arrive in sent)
