@@ -53,7 +53,7 @@ def generate(arch: str, folder: str) -> None:
                 )
             )
         if arch != "cpu":
-            api.build([Path(folder, arch)])
+            api.build(Path(folder, arch))
     dist.barrier()
 
 

@@ -2,7 +2,7 @@
 
 Training under DDP and FSDP2 with a distributed checkpoint, weights that FSDP2 gathers quantised,
 every rule for DTensors, shared amaxes, experts that are spread over ranks, weights that ranks have
-parts of.
+parts of; and the examples that many ranks run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fusegen.ir.naming import Cell
 
 from ..generated import test_quantized_gather as gather
 from ..generated import test_tensor_parallel as tensor_parallel
+from ..generated.loading import write_cells
 from ..generated.ranks import Place, run_ranks
 from ..generated.test_distributed import test_training_equals_one_process
 from ..generated.test_dtensor import (
@@ -31,6 +32,7 @@ from ..generated.test_dtensor import (
     test_state_moves_on_alike,
     test_tokens_of_experts_go_through_local_map,
 )
+from ..generated.test_examples import PARTS, check_megatron_style, check_parallel
 from ..generated.test_expert_parallel import (
     RANK,
     spread,
@@ -45,7 +47,7 @@ from ..generated.test_expert_parallel import (
 )
 from ..generated.test_overlap import BEGIN, COLUMN, OTHERS, ROW, check_waits_end, script
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
-from .places import NEEDS_TWO, on_devices, place_of_parts, place_with_reduced_amax
+from .places import NEEDS_TWO, built, on_devices, place_of_parts, place_with_reduced_amax
 
 # Collected from here: fixtures of this module take the places of those beside them.
 __all__ = [
@@ -158,3 +160,13 @@ def test_parts_of_weights_are_one_layer(folder: Path, tmp_path: Path) -> None:
     found = tensor_parallel.run_cases(place_of_parts(folder), tmp_path)
     for case, each in found.items():
         tensor_parallel.check(each, case)
+
+
+def test_the_model_of_megatron_style_learns(folder: Path) -> None:
+    """It generates and builds its bundle itself."""
+    check_megatron_style("cpu" if bundles.DEVICE == "cpu" else folder.name, ranks=2)
+
+
+def test_the_model_of_parallel_learns(folder: Path, tmp_path: Path) -> None:
+    arch = "cpu" if bundles.DEVICE == "cpu" else folder.name
+    check_parallel(built(write_cells("split", arch, tmp_path, PARTS)))
