@@ -228,4 +228,26 @@ def test_rows_that_ranks_send_are_added_up_in_order(
         total = others[0].float()
         for each in (*others[1:], own):
             total = total + each.float()
-        assert torch.equal(add_rows(others, own), total.to(dtype)), shape
+        found = torch.empty_like(own)
+        add_rows(others, own, found)
+        assert torch.equal(found, total.to(dtype)), shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("choices", [1, 2, 8])
+def test_slots_are_filled_and_added_up_as_on_the_cpu(
+    ranks: ModuleType, choices: int, dtype: torch.dtype
+) -> None:
+    """Signs of zeros are those of the rows; some tokens have fewer slots, or none."""
+    slots = load_cell(ranks, "integrations._slots")
+    for tokens, capacity, width in ((0, 4, 8), (5, 3, 8), (700, 300, 1032), (257, 400, 7)):
+        rank = torch.randint(5, (tokens, choices), device=DEVICE)
+        where = slots.places(rank, torch.arange(4, device=DEVICE), capacity)
+        other = slots.places(rank.cpu(), torch.arange(4), capacity)
+        for one, two in zip(where, other, strict=True):
+            assert torch.equal(one.cpu(), two)
+        x, y = (torch.randn(n, width, device=DEVICE).to(dtype) for n in (tokens, 4 * capacity))
+        x, y = x * (x > 0.5), -y * (y > 0.5)
+        for made, rows in ((slots.dealt, (x, *where[:2])), (slots.collected, (y, where[1]))):
+            expected = made(*(each.cpu() for each in rows)).view(torch.uint8)
+            assert torch.equal(made(*rows).cpu().view(torch.uint8), expected), (tokens, made)

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from .. import _collectives
-from . import _payload
+from . import _payload, _slots
 from ._fused import fused
 from ._parameters import PARAMETERS, cell_of
 
@@ -148,7 +148,7 @@ class ExpertParallel(nn.Module):
         where = self._where(ids)
         if self._exchanges:
             return self._in_slots(x, probs.float(), ids, *where)
-        way = (self.group, self.payload, *(where or (None, None, None)))
+        way = (self.group, self.payload, *(where or (None, None)))
         tokens, weights, chosen, counts = _ToExperts.apply(
             x, probs.float(), ids, self.first, self.own, *way
         )
@@ -156,7 +156,7 @@ class ExpertParallel(nn.Module):
 
     def _in_slots(self, x: Tensor, probs: Tensor, ids: Tensor, *where: Tensor) -> Tensor:
         """The same by a layer that takes tokens in slots for each rank, and gives results so."""
-        chosen = _dealt(ids, *where, empty=-1)
+        chosen = _slots.dealt(ids, *where, empty=-1)
         counts = _counted(chosen, self.ranks, self.own)
         y = self.layer(_Dealt.apply(x, *where), _Dealt.apply(probs, *where), chosen, counts)
         return _Collected.apply(y, *where)
@@ -168,9 +168,9 @@ class ExpertParallel(nn.Module):
         ranks = torch.arange(self.ranks, device=ids.device)
         known = (ids >= 0) & (ids < self.own * self.ranks)
         rank = torch.where(known, ids // self.own, self.ranks)
-        places = _places(rank, ranks, self.capacity)
-        self.unsent.copy_(places.unsent)
-        return places.token, places.used, places.slots
+        token, slots, unsent = _slots.places(rank, ranks, self.capacity)
+        self.unsent.copy_(unsent)
+        return token, slots
 
     def extra_repr(self) -> str:
         way = f"capacity={self.capacity}, payload={self.payload}"
@@ -193,47 +193,6 @@ def _group_of(
     if group not in (None, layer.expert_group):
         raise ValueError(f"{name}expected no group but its own; make it with expert_group=")
     return layer.expert_group  # type: ignore[no-any-return]
-
-
-class _Places(NamedTuple):
-    """Where tokens lie in what is sent: so many slots for each rank, one rank's after the other's.
-
-    Attributes:
-        token: int64 [ranks * capacity], whose token is in a slot; any where it is empty.
-        used: bool [ranks * capacity], whether there is one.
-        slots: int64 [T, min(K, ranks)], slots of a token, in order; the number of all slots where
-            there are no more.
-        unsent: int64 [1], tokens for which there was no slot.
-    """
-
-    token: Tensor
-    used: Tensor
-    slots: Tensor
-    unsent: Tensor
-
-
-def _places(rank: Tensor, ranks: Tensor, capacity: int) -> _Places:
-    """Slots for tokens, of each rank in the order of tokens.
-
-    Args:
-        rank: int [T, K], where each choice of a token is; the number of ranks where nowhere.
-        ranks: all of them.
-        capacity: slots for each.
-    """
-    tokens, choices = rank.shape
-    count = ranks.shape[0]
-    nowhere = count * capacity
-    wanted = (rank == ranks.view(-1, 1, 1)).any(-1)  # [ranks, T]
-    position = wanted.cumsum(1) - 1
-    fits = wanted & (position < capacity)
-    slot = torch.where(fits, ranks.view(-1, 1) * capacity + position, nowhere)
-    token = torch.arange(tokens, device=rank.device).expand(count, -1)
-    every = torch.zeros(nowhere + 1, dtype=torch.int64, device=rank.device)
-    every = every.scatter(0, slot.flatten(), token.flatten())[:nowhere]
-    filled = fits.sum(1, keepdim=True)
-    used = (torch.arange(capacity, device=rank.device) < filled).flatten()
-    slots = slot.sort(0).values[: min(choices, count)].T.contiguous()
-    return _Places(every, used, slots, (wanted & ~fits).sum().view(1))
 
 
 def _started(
@@ -259,25 +218,12 @@ def _send(
         rows: [T, ...].
         name: what they are, for messages.
         group: the ranks.
-        where: token, used and slots of `_Places`; nothing where all tokens go to all ranks.
+        where: tokens of slots, and slots of tokens; nothing where all tokens go to all ranks.
         empty: what is in the row of an empty slot.
     """
     if not where:
         return _started("all_gather", rows, name, group)
-    return _started("all_to_all", _dealt(rows, *where, empty=empty), name, group)
-
-
-def _dealt(rows: Tensor, token: Tensor, used: Tensor, _: Tensor, *, empty: int = 0) -> Tensor:
-    """Rows of tokens [T, ...] in their slots, as of `_Places`.
-
-    Args:
-        rows: of tokens.
-        token, used: of each slot.
-        empty: what is in the row of an empty slot.
-    """
-    if rows.shape[0] == 0:  # of which none can be selected
-        return rows.new_full((*used.shape, *rows.shape[1:]), empty)
-    return torch.where(used.view(-1, 1), rows.index_select(0, token), empty)
+    return _started("all_to_all", _slots.dealt(rows, *where, empty=empty), name, group)
 
 
 def _send_as(
@@ -307,25 +253,13 @@ def _send_back(
     """
     if not where:
         return _started("reduce_scatter", rows, name, group)
-    _, _, slots = where
+    _, slots = where
     arrive = _started("all_to_all", rows, name, group)
-    return lambda: _collected(arrive(), slots)
-
-
-def _collected(rows: Tensor, slots: Tensor) -> Tensor:
-    """For each token the sum of its slots in their order, in fp32, rounded once."""
-    total = None
-    for slot in slots.unbind(1):
-        there = (slot < rows.shape[0]).view(-1, 1)
-        part = rows.index_select(0, slot.clamp(max=rows.shape[0] - 1)).float()
-        part = torch.where(there, part, 0)
-        total = part if total is None else total + part
-    assert total is not None
-    return total.to(rows.dtype)
+    return lambda: _slots.collected(arrive(), slots)
 
 
 def _there(*where: Tensor | None) -> tuple[Tensor, ...]:
-    """Token, used and slots of `_Places`, or nothing.  PyTorch's compiler takes no function whose
+    """Where tokens lie in what is sent, or nothing.  PyTorch's compiler takes no function whose
     arguments are any number, where nothing has a gradient.
     """
     return tuple(each for each in where if each is not None)
@@ -348,10 +282,9 @@ class _ToExperts(torch.autograd.Function):
         group: ProcessGroup | None,
         payload: torch.dtype | None,
         token: Tensor | None,
-        used: Tensor | None,
         slots: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        where = _there(token, used, slots)
+        where = _there(token, slots)
         choices = _send(ids, "ids", group, *where, empty=-1)
         weights = _send(probs, "probs", group, *where)
         tokens = _send_as(payload, x, "x", group, *where)
@@ -376,7 +309,7 @@ class _ToExperts(torch.autograd.Function):
             for grad, name in pairs
         ]
         grads = (None if arrive is None else arrive() for arrive in sent)
-        return *grads, *(None,) * 8
+        return *grads, *(None,) * 7
 
 
 class _FromExperts(torch.autograd.Function):
@@ -388,10 +321,9 @@ class _FromExperts(torch.autograd.Function):
         group: ProcessGroup | None,
         payload: torch.dtype | None,
         token: Tensor | None,
-        used: Tensor | None,
         slots: Tensor | None,
     ) -> Tensor:
-        return _send_back(rows, "y", group, *_there(token, used, slots))()
+        return _send_back(rows, "y", group, *_there(token, slots))()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -402,15 +334,15 @@ class _FromExperts(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         words = ("the gradient of y", ctx.group, *_there(*ctx.saved_tensors))
         grads = _send_as(ctx.payload, grad_outputs[0], *words)
-        return grads(), *(None,) * 5
+        return grads(), *(None,) * 4
 
 
 class _Dealt(torch.autograd.Function):
     """Rows of tokens in their slots; gradients of a token's slots are added up."""
 
     @staticmethod
-    def forward(rows: Tensor, token: Tensor, used: Tensor, slots: Tensor) -> Tensor:
-        return _dealt(rows, token, used, slots)
+    def forward(rows: Tensor, token: Tensor, slots: Tensor) -> Tensor:
+        return _slots.dealt(rows, token, slots)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -419,15 +351,15 @@ class _Dealt(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (slots,) = ctx.saved_tensors
-        return _collected(grad_outputs[0], slots), None, None, None
+        return _slots.collected(grad_outputs[0], slots), None, None
 
 
 class _Collected(torch.autograd.Function):
     """The other way round."""
 
     @staticmethod
-    def forward(rows: Tensor, token: Tensor, used: Tensor, slots: Tensor) -> Tensor:
-        return _collected(rows, slots)
+    def forward(rows: Tensor, token: Tensor, slots: Tensor) -> Tensor:
+        return _slots.collected(rows, slots)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -435,7 +367,7 @@ class _Collected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _dealt(grad_outputs[0], *ctx.saved_tensors), None, None, None
+        return _slots.dealt(grad_outputs[0], *ctx.saved_tensors), None, None
 
 
 @fused
