@@ -46,8 +46,9 @@ class Peer:
     Attributes:
         module: imported to see whether it is there.
         install: what pip installs.
-        make: a GEMM's (kind; group sizes; x; weight; dy), an `Expert` or the (kind; operands) of
-            an op on rows -> the call; None where the library has no such one.
+        make: a GEMM's (kind; group sizes; x; weight; dy), an `Expert`, the (kind; operands) of an
+            op on rows or a shared linear layer's (split; x; weight; group) -> the call; None where
+            the library has no such one.
         tolerance: relative Frobenius distance that its first result may have.
     """
 
@@ -473,6 +474,47 @@ _QUACK_ROWS: Mapping[str, Callable[..., Made]] = {
 }
 
 
+# ---- linear layers that ranks share
+
+
+def _userbuffers(split: str, x: Tensor, weight: Tensor, group: Any) -> Made:
+    """transformer-engine 2.20, te.Linear whose product overlaps with what ranks send; where there
+    is no multicast it wants UB_SKIPMC=1.  A process has one such layer.
+    """
+    te: Any = importlib.import_module("transformer_engine.pytorch")
+    base: Any = importlib.import_module("transformer_engine.pytorch.module.base")
+    (outputs, inputs), ranks = weight.shape, torch.distributed.get_world_size(group)
+    gathers = split == "column"
+    moved = (len(x) * ranks, inputs) if gathers else (len(x), outputs)
+    base.initialize_ub(
+        [*moved],
+        ranks,
+        quantization_modes=[base.UserBufferQuantizationMode.NONE],
+        dtype=weight.dtype,
+        bootstrap_backend="nccl",
+    )
+    layer = te.Linear(
+        *((inputs, outputs * ranks) if gathers else (inputs * ranks, outputs)),
+        bias=False,
+        params_dtype=weight.dtype,
+        device=x.device,
+        parallel_mode=split,
+        sequence_parallel=True,
+        tp_group=group,
+        ub_overlap_ag=gathers,
+        ub_overlap_rs=not gathers,
+        ub_name="qkv" if gathers else "proj",
+    )
+    layer.weight.data.copy_(weight)
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            y: Tensor = layer(x)
+        return y
+
+    return Made(run)
+
+
 # ---- who there is
 
 _DEEP_GEMM = ("deep_gemm", "git+https://github.com/deepseek-ai/DeepGEMM")
@@ -489,6 +531,9 @@ _RECIPES = {
     "TransformerEngine fp8_delayed": "DelayedScaling",
     "TransformerEngine fp8_current": "Float8CurrentScaling",
     "TransformerEngine fp8_block": "Float8BlockScaling",
+}
+SHARED: Mapping[str, Peer] = {
+    "TransformerEngine userbuffers": Peer(*_TRANSFORMER_ENGINE, _userbuffers, tolerance=2e-2)
 }
 MLPS: Mapping[str, Peer] = {
     **{
@@ -577,6 +622,26 @@ def row_calls(
         return [peer.make(kind, *operands)]
 
     found = _checked(peers, kind, make, expected)
+    return {name: runs[0] for name, runs in found.items()}
+
+
+def shared_calls(
+    peers: Mapping[str, Peer], split: str, x: Tensor, weight: Tensor, group: Any, expected: Tensor
+) -> dict[str, Call]:
+    """Each library's call of a linear layer that ranks share, where it is right on this rank.
+
+    Args:
+        split: "column", whose tokens are gathered, or "row", whose sums are scattered.
+        x: this rank's tokens, or all of them.
+        weight: this rank's part.
+        group: the ranks.
+        expected: y of this rank.
+    """
+
+    def make(peer: Peer) -> list[Made | None]:
+        return [peer.make(split, x, weight, group)]
+
+    found = _checked(peers, f"{split} parallel layers", make, expected)
     return {name: runs[0] for name, runs in found.items()}
 
 

@@ -13,6 +13,7 @@ all-gather.  Contenders:
     ..., captured               that as a CUDA graph, which needs no host
     NCCL + torch                a collective, and torch's product behind it or before it
     torch symmetric memory      torch's fused operators, which overlap the two by parts of tokens
+    TransformerEngine ...       its linear layer over userbuffers, where it is installed
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 
 import common
 import pairs
+import peers
 import torch
 import torch.distributed as dist
 from common import OURS, Case, Outcome
@@ -50,6 +52,11 @@ MLP = "mlp_swiglu"
 MLP_OPTION = "tensor_sequence_parallel"
 CACHED = ("fp8_block", "fp8_delayed")
 TIMEOUT_S = 900
+WITHOUT_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "UB_SKIPMC": "1",
+}
 _GROUP = "ranks"
 """Of further bundles: a folder below `build`."""
 
@@ -147,7 +154,7 @@ def _cases(count: int, quick: bool) -> Iterator[Case]:
 
 def _run(folder: Path, case: str, count: int, quick: bool) -> Iterator[Outcome]:
     """The rows of a case, which all ranks measure together."""
-    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    environment = {**os.environ, **WITHOUT_MULTICAST}
     with tempfile.TemporaryDirectory() as scratch:
         words = [str(folder), f"{scratch}/store", f"{scratch}/found.json", case, str(int(quick))]
         start = [sys.executable, __file__, *words, str(common.ROUNDS), str(count)]
@@ -262,6 +269,13 @@ class Rank:
         same(CAPTURED.format(OVERLAPPED), made)
         return {OVERLAPPED: overlapped, CAPTURED.format(OVERLAPPED): replay}
 
+    def others(self, split: str, x: Tensor, weight: Tensor, expected: Tensor) -> dict[str, Run]:
+        """Other libraries' calls of such a layer that are right on all ranks."""
+        group = dist.group.WORLD
+        found = peers.shared_calls(peers.installed(peers.SHARED), split, x, weight, group, expected)
+        missing = {name: self.slowest(float(name not in found)) for name in peers.SHARED}
+        return {name: run for name, run in found.items() if not missing[name]}
+
     def captured(self, run: Run) -> tuple[Run, Any]:
         """A call as a graph, and what it leaves; it has run before."""
         common.synchronize()
@@ -363,6 +377,7 @@ def _column(here: Rank, linear: Linear) -> dict[str, Run]:
         **here.both(lambda: layer(x)),
         NCCL: gathered,
         SYMMETRIC: fused,
+        **here.others("column", x, weight, whole(every)),
     }
 
 
@@ -391,6 +406,7 @@ def _row(here: Rank, linear: Linear) -> dict[str, Run]:
         **here.both(lambda: layer(x)),
         NCCL: scattered,
         SYMMETRIC: fused,
+        **here.others("row", x, weight, layer(x)),
     }
 
 
