@@ -30,7 +30,7 @@ from common import OURS, Case, Failure, Outcome
 from torch import Tensor
 
 PEER, EAGER = "torch compiled", "torch eager"
-MAIN_GRAD, CACHED = "add_to_main_grad", "cached_weights"
+MAIN_GRAD, HELD, CACHED = "add_to_main_grad", "held_weights", "cached_weights"
 # Whose numbers are looked at where not all contenders take part.
 CELLS = ("grouped_mlp__bf16", "grouped_mlp__fp8_block", "grouped_mlp__fp8_delayed")
 DRAWS_OF_ALL = ("zipf",)  # beside the usual one, for every model; three models have all
@@ -413,9 +413,10 @@ class Bench:
         return checked | others(self.model, expected), failures
 
     def drawn(self, draw: str) -> list[Outcome]:
-        """Three recipes and torch compiled."""
+        """Three recipes and torch compiled; with copies of weights that stay, too."""
         model = self.model.drawn(draw)
-        made = plain(self.package, model, cells_of(self.package, CELLS), self.compiled)
+        cells = (*CELLS, *(f"{cell}__{option}" for cell in CELLS for option in (HELD, CACHED)))
+        made = plain(self.package, model, cells_of(self.package, cells), self.compiled)
         del made[EAGER]
         return self._some(model, model.name, made)
 

@@ -4,6 +4,11 @@ All contenders share tokens, weights, dy and a routing: each token's experts and
 torch's is the same layer as plain functions, compiled whole: a stable sort, a gather,
 `torch._grouped_mm` twice, and a gather with a sum over each token's experts.  SonicMoE's takes part
 where it is installed.  Rows say what lives between forward and backward, and the peak.
+
+    moe_layer SIZE        tokens, with experts and weights of each that are given
+    moe_layer of MODEL    ours from tokens to y and back to x, the router included where the module
+                          has one for so many choices, beside the expert MLP alone, whose rows are
+                          there already
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,8 @@ PEER = "torch compiled"
 MODULE = "moe_layer"
 TOLERANCE = 0.2  # of results under a quantised recipe; 2e-2 in bf16, whose h is rounded elsewhere
 GRADIENTS = 3  # GEMMs of a forward and backward, over those of a forward
+EXPERTS = f"{common.OURS} expert MLP"
+ROUTED = 8  # choices of `routed_moe_layer`
 
 Step = Callable[[], tuple[Tensor, ...]]
 
@@ -64,7 +71,9 @@ MODELS = (
     Size(16384, 8, 64, 2048, 1024, "olmoe"),
     Size(8192, 8, 32, 7168, 2048, "dsv3"),
 )
+WHOLE = tuple(size for size in MODELS if size.model in ("mixtral", "dsv3", "qwen3"))
 QUICK_SIZES = (Size(64, 2, 4, 64, 32),)
+QUICK_WHOLE = (*QUICK_SIZES, Size(64, ROUTED, 16, 64, 32))
 
 
 @dataclass(frozen=True)
@@ -189,6 +198,60 @@ def _measure(package: Any, size: Size) -> Iterator[Row]:
         )
 
 
+def _routed(package: Any, size: Size, given: Operands) -> tuple[Callable[[], Tensor], Operands]:
+    """The forward of a layer with its router, and the operands that this router gives."""
+    x, fc1, fc2, _ = given.leaves
+    layer = common.bundles.load_cell(package, "routed_moe_layer__bf16").RoutedMoELayer(
+        size.experts, size.hidden, size.intermediate, device=common.DEVICE
+    )
+    layer.fc1.weight, layer.fc2.weight = fc1, fc2
+    weight = layer.router.weight
+    router = common.bundles.load_cell(package, "router__bf16").router
+    probs, _, _, ids, counts = router(x.detach(), weight.detach())
+
+    def forward() -> Tensor:
+        y: Tensor
+        y, *_ = layer(x)
+        return y
+
+    return forward, replace(given, leaves=(x, fc1, fc2, probs, weight), ids=ids, counts=counts)
+
+
+def _beside_experts(package: Any, size: Size) -> Iterator[Row]:
+    """Rows of a whole layer and of its experts alone, forward and backward."""
+    operands = Operands.drawn(size)
+    if size.choices == ROUTED:
+        forward, operands = _routed(package, size, operands)
+    else:
+        forward = _ours(package, "moe_layer__bf16", size, operands)
+    x, fc1, fc2, probs, *router = operands.leaves
+    order = operands.ids.flatten().argsort(stable=True)
+    rows = x.detach()[order // size.choices].requires_grad_()
+    row_probs = probs.detach().flatten()[order].requires_grad_()
+    experts = common.bundles.load_cell(package, "grouped_mlp__bf16").GroupedMLP(
+        size.experts, size.hidden, size.intermediate, device=common.DEVICE
+    )
+    experts.fc1.weight, experts.fc2.weight = fc1, fc2
+    alone = partial(experts, rows, operands.counts, row_probs)
+    case = f"{MODULE} of {size.model or size}"
+    with torch.no_grad():
+        added = alone()[order.argsort()].view(size.tokens, size.choices, -1).sum(1)
+        common.require_close(case, forward(), added, 2e-2)
+    leaves = (x, fc1, fc2, *(router or (probs,)))
+    of_rows = (rows, fc1, fc2, row_probs)
+    steps: dict[str, Step] = {
+        common.OURS: partial(_step, forward, leaves, operands.dy),
+        EXPERTS: partial(_step, alone, of_rows, common.normal(*rows.shape)),
+    }
+    samples = common.compare({name: partial(_run, step) for name, step in steps.items()})
+    for name, times in samples.items():
+        yield common.row(
+            *(case, name, "ms", times),
+            rate=size.flops / statistics.median(times) / 1e9,
+            rate_unit="TFLOP/s",
+        )
+
+
 def _in_order(name: str, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """y and gradients of x, fc1, fc2 and probs, with rows of fc1 as torch has them."""
     if name != sonic.NAME:
@@ -206,3 +269,5 @@ def moe_layer(*, quick: bool = False) -> Iterator[Case]:
     package = common.bundle()
     for size in QUICK_SIZES if quick else (*MODELS, *SONIC):
         yield Case(f"{MODULE} {size}", partial(_measure, package, size))
+    for size in QUICK_WHOLE if quick else WHOLE:
+        yield Case(f"{MODULE} of {size.model or size}", partial(_beside_experts, package, size))

@@ -1,9 +1,14 @@
-"""Routers, logits included, against torch eager and compiled, and a copy of the same bytes."""
+"""Routers, logits included, against torch eager and compiled, and a copy of the same bytes; and how
+much longer ours takes than the product that gives the logits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from operator import sub
 from typing import Any
 
 import bandwidth
@@ -17,6 +22,7 @@ CHOICES = 8
 SIZES = ((16384, 2048, 128), (16384, 2048, 256), (8192, 2048, 128), (8192, 7168, 256))
 """Tokens, width and experts: Qwen3-30B, Qwen3.5, and the last of DeepSeek-V3's size."""
 QUICK_SIZES = ((64, 64, 16),)
+PRODUCT = "product alone"
 SCALARS = (1e-20, 0.0, 1.0, 1e-2, 1e-3, 1)
 """eps, least sum, scale, the coefficients of both losses, and of how many sequences."""
 
@@ -35,6 +41,23 @@ def _torch(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, T
     aux_loss = factor * (counts * probabilities.sum(0)).sum()
     z_loss = SCALARS[4] * logits.logsumexp(-1).square().mean()
     return probs, aux_loss, z_loss, ids, counts
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """Logits in fp32."""
+    if common.DEVICE == "cpu":  # where PyTorch has no such product
+        return x.float() @ weight.float().T
+    return torch.mm(x, weight.T, out_dtype=torch.float32)
+
+
+def _above_product(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows, of which ours says how much longer than the product it takes, round by round."""
+    (product,) = (row for row in rows if row.contender == PRODUCT)
+    for row in rows:
+        if row.contender == OURS:
+            longer = statistics.median(map(sub, row.samples, product.samples))
+            row = replace(row, extra={**row.extra, "us_above_product": 1e3 * longer})
+        yield row
 
 
 def _rows(package: Any, tokens: int, hidden: int, experts: int) -> Iterator[Row]:
@@ -57,7 +80,8 @@ def _rows(package: Any, tokens: int, hidden: int, experts: int) -> Iterator[Row]
         "torch": lambda: _torch(*leaves),
         "torch compiled": lambda: compiled(*leaves),
     }
-    yield from bandwidth.measure(case, forwards, moved)
+    forwards[PRODUCT] = lambda: _product(x, weight)
+    yield from _above_product([*bandwidth.measure(case, forwards, moved)])
     case = f"router backward {tokens} x {hidden} x {experts}"
     dprobs = torch.randn(tokens, CHOICES, device=x.device)
     one = torch.ones((), device=x.device)
