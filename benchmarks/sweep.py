@@ -1,16 +1,19 @@
 """Times every point of a kernel family on a GPU, for the selection rules of its architecture.
 
 A GEMM's time is that of its kernel alone, as the profiler saw it, in the op it is part of: with
-operands that this op has just quantised, where it does, and nothing else in the cache. Grids, fits
-and the spec's new text are in `fusegen.tuning`.
+operands that this op has just quantised, where it does, and nothing else in the cache. Calls of a
+point follow each other for a while, as in training: a card that is limited by power runs slower
+then, and not with every tile alike. Grids, fits and the spec's new text are in `fusegen.tuning`.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +37,8 @@ from fusegen.tuning import tune, variants
 from fusegen.tuning.cases import WIDTHS, Case, Measured, Sample, Timer, grid, measure
 
 REPEATS = 5
+BLOCK_SECONDS = 0.01  # of a point's calls in a turn
+MOST_CALLS = 20  # in a turn: what takes less than half a millisecond loads no card
 TOLERANCE = 1e-2
 
 Times = dict[GemmKind, dict[str, float]]
@@ -244,12 +249,14 @@ class GpuTimer:
         torch.manual_seed(1)
         steps = _steps(self._loaded(recipe), case, self._flush)
         self._check(f"{recipe}, {case}", steps)
+        count = _calls(steps[0])
         samples: dict[GemmKind, dict[str, list[float]]] = {}
         with profiled.profiled() as ran:
             for turn in range(REPEATS):
                 shift = turn % len(steps)
                 for step in steps[shift:] + steps[:shift]:
-                    step()
+                    for _ in range(count):
+                        step()
         for kind, point, milliseconds in _launches(ran()):
             if kind in self._recipes[recipe]:
                 samples.setdefault(kind, {}).setdefault(point, []).append(milliseconds)
@@ -280,6 +287,15 @@ class GpuTimer:
             ran = set(samples.get(kind, {}))
             if ran != wanted:
                 raise SystemExit(f"{case}: {kind.value} ran {sorted(ran)}, not {sorted(wanted)}")
+
+
+def _calls(step: Callable[[], object]) -> int:
+    """How many calls of a step are one turn."""
+    common.synchronize()
+    begin = time.perf_counter()
+    step()
+    common.synchronize()
+    return max(1, min(MOST_CALLS, math.ceil(BLOCK_SECONDS / (time.perf_counter() - begin))))
 
 
 def _steps(cells: Sequence[Any], case: Case, flush: Any) -> list[Callable[[], tuple[Any, ...]]]:
