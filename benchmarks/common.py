@@ -485,7 +485,8 @@ def _block(run: Contender, count: int) -> tuple[float, Reading | None]:
     return float(start.elapsed_time(end)) / count, reading
 
 
-def _calls_per_block(run: Contender, seconds: float) -> int:
+def calls_per_block(run: Contender, seconds: float) -> int:
+    """How many calls take about so long, at least one."""
     run(0)  # warms up
     once, _ = _block(run, 1)
     if 10 * once < 1e3 * seconds:  # so short that one call says little
@@ -509,7 +510,7 @@ def compare(
         rounds: how often each has its turn, by default `ROUNDS`.
         seconds: of a block, about; at least one call.
     """
-    counts = {name: _calls_per_block(run, seconds) for name, run in contenders.items()}
+    counts = {name: calls_per_block(run, seconds) for name, run in contenders.items()}
     samples = {name: Samples() for name in contenders}
     for order in pairs.orders(list(contenders), rounds or ROUNDS):
         for name in order:

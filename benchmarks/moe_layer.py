@@ -128,14 +128,19 @@ def _step(forward: Callable[[], Tensor], leaves: tuple[Tensor, ...], dy: Tensor)
     return (y.detach(), *torch.autograd.grad(y, leaves, dy))
 
 
+def _module(package: Any, cell: str, name: str, size: Size, operands: Operands) -> Any:
+    """A module of ours with these weights of experts."""
+    layer = getattr(common.bundles.load_cell(package, cell), name)(
+        size.experts, size.hidden, size.intermediate, device=common.DEVICE
+    )
+    _, layer.fc1.weight, layer.fc2.weight, *_ = operands.leaves
+    return layer
+
+
 def _ours(package: Any, cell: str, size: Size, operands: Operands) -> Callable[[], Tensor]:
     """The forward of a layer of ours with these weights."""
-    x, fc1, fc2, probs = operands.leaves
-    module = common.bundles.load_cell(package, cell)
-    layer = module.MoELayer(
-        size.experts, hidden=size.hidden, intermediate=size.intermediate, device=common.DEVICE
-    )
-    layer.fc1.weight, layer.fc2.weight = fc1, fc2
+    x, _, _, probs = operands.leaves
+    layer = _module(package, cell, "MoELayer", size, operands)
     if "cached_weights" in cell:
         for _ in range(2):  # delayed scaling has a scale of these weights from the second on
             layer.refresh_weights()
@@ -188,23 +193,23 @@ def _measure(package: Any, size: Size) -> Iterator[Row]:
         for got, wanted in zip(_in_order(name, step()), expected, strict=True):
             common.require_close(f"{case} {name}", got, wanted, tolerance)
     del expected
+    for row in _timed(case, size, steps):
+        name = row.contender
+        yield replace(row, extra=_memory(forwards[name], steps[name]))
+
+
+def _timed(case: str, size: Size, steps: dict[str, Step]) -> Iterator[Row]:
+    """A row for each step."""
     samples = common.compare({name: partial(_run, step) for name, step in steps.items()})
     for name, times in samples.items():
-        yield common.row(
-            *(case, name, "ms", times),
-            rate=size.flops / statistics.median(times) / 1e9,
-            rate_unit="TFLOP/s",
-            extra=_memory(forwards[name], steps[name]),
-        )
+        rate = size.flops / statistics.median(times) / 1e9
+        yield common.row(case, name, "ms", times, rate=rate, rate_unit="TFLOP/s")
 
 
 def _routed(package: Any, size: Size, given: Operands) -> tuple[Callable[[], Tensor], Operands]:
     """The forward of a layer with its router, and the operands that this router gives."""
     x, fc1, fc2, _ = given.leaves
-    layer = common.bundles.load_cell(package, "routed_moe_layer__bf16").RoutedMoELayer(
-        size.experts, size.hidden, size.intermediate, device=common.DEVICE
-    )
-    layer.fc1.weight, layer.fc2.weight = fc1, fc2
+    layer = _module(package, "routed_moe_layer__bf16", "RoutedMoELayer", size, given)
     weight = layer.router.weight
     router = common.bundles.load_cell(package, "router__bf16").router
     probs, _, _, ids, counts = router(x.detach(), weight.detach())
@@ -228,10 +233,7 @@ def _beside_experts(package: Any, size: Size) -> Iterator[Row]:
     order = operands.ids.flatten().argsort(stable=True)
     rows = x.detach()[order // size.choices].requires_grad_()
     row_probs = probs.detach().flatten()[order].requires_grad_()
-    experts = common.bundles.load_cell(package, "grouped_mlp__bf16").GroupedMLP(
-        size.experts, size.hidden, size.intermediate, device=common.DEVICE
-    )
-    experts.fc1.weight, experts.fc2.weight = fc1, fc2
+    experts = _module(package, "grouped_mlp__bf16", "GroupedMLP", size, operands)
     alone = partial(experts, rows, operands.counts, row_probs)
     case = f"{MODULE} of {size.model or size}"
     with torch.no_grad():
@@ -243,13 +245,7 @@ def _beside_experts(package: Any, size: Size) -> Iterator[Row]:
         common.OURS: partial(_step, forward, leaves, operands.dy),
         EXPERTS: partial(_step, alone, of_rows, common.normal(*rows.shape)),
     }
-    samples = common.compare({name: partial(_run, step) for name, step in steps.items()})
-    for name, times in samples.items():
-        yield common.row(
-            *(case, name, "ms", times),
-            rate=size.flops / statistics.median(times) / 1e9,
-            rate_unit="TFLOP/s",
-        )
+    yield from _timed(case, size, steps)
 
 
 def _in_order(name: str, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

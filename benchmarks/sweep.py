@@ -9,11 +9,9 @@ then, and not with every tile alike. Grids, fits and the spec's new text are in 
 from __future__ import annotations
 
 import importlib
-import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -291,11 +289,7 @@ class GpuTimer:
 
 def _calls(step: Callable[[], object]) -> int:
     """How many calls of a step are one turn."""
-    common.synchronize()
-    begin = time.perf_counter()
-    step()
-    common.synchronize()
-    return max(1, min(MOST_CALLS, math.ceil(BLOCK_SECONDS / (time.perf_counter() - begin))))
+    return min(MOST_CALLS, common.calls_per_block(lambda _: step(), BLOCK_SECONDS))
 
 
 def _steps(cells: Sequence[Any], case: Case, flush: Any) -> list[Callable[[], tuple[Any, ...]]]:

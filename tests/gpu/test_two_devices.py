@@ -164,9 +164,13 @@ def test_parts_of_weights_are_one_layer(folder: Path, tmp_path: Path) -> None:
 
 def test_the_model_of_megatron_style_learns(folder: Path) -> None:
     """It generates and builds its bundle itself."""
-    check_megatron_style("cpu" if bundles.DEVICE == "cpu" else folder.name, ranks=2)
+    check_megatron_style(_arch(folder), ranks=2)
 
 
 def test_the_model_of_parallel_learns(folder: Path, tmp_path: Path) -> None:
-    arch = "cpu" if bundles.DEVICE == "cpu" else folder.name
-    check_parallel(built(write_cells("split", arch, tmp_path, PARTS)))
+    check_parallel(built(write_cells("split", _arch(folder), tmp_path, PARTS)))
+
+
+def _arch(folder: Path) -> str:
+    """Of a bundle; without GPUs, that of what runs there."""
+    return "cpu" if bundles.DEVICE == "cpu" else folder.name

@@ -1228,7 +1228,7 @@ def test_contenders_take_turns(
     common = benchmarks.module("common")
     monkeypatch.setattr(common, "DEVICE", "cpu")
     monkeypatch.setattr(common, "REST_SECONDS", 0.0)
-    monkeypatch.setattr(common, "_calls_per_block", lambda run, seconds: 1)
+    monkeypatch.setattr(common, "calls_per_block", lambda run, seconds: 1)
     ran: list[str] = []
     contenders = {name: lambda _, name=name: ran.append(name) for name in "abcd"}
     assert {len(each) for each in common.compare(contenders).values()} == {common.ROUNDS}
