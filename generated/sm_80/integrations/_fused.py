@@ -13,6 +13,13 @@ from torch.utils._triton import has_triton
 _CAPABILITY = (8, 9)  # from which Triton converts to E4M3
 
 
+def runs_alone(on: Tensor) -> bool:
+    """Whether what is done with a tensor is a kernel each, on a GPU that Triton knows: it is traced
+    by no compiler.
+    """
+    return on.is_cuda and not torch.compiler.is_compiling() and has_triton()
+
+
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled where it runs by itself on a GPU that Triton has all its types for.
 
@@ -26,8 +33,7 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def called(on: Tensor, *others: Any) -> Any:
-        alone = on.is_cuda and not torch.compiler.is_compiling() and has_triton()
-        if alone and torch.cuda.get_device_capability(on.device) >= _CAPABILITY:
+        if runs_alone(on) and torch.cuda.get_device_capability(on.device) >= _CAPABILITY:
             return compiled()(on, *others)
         return function(on, *others)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._triton import has_triton, has_triton_package
+from torch.utils._triton import has_triton_package
 
-from ._fused import fused
+from ._fused import fused, runs_alone
 
 _ELEMENTS, _ALIGNED = 1024, 8  # of a block; a thread has vectors of as many
 _SUMMED = (torch.bfloat16, torch.float16, torch.float32)
@@ -104,8 +104,7 @@ def _added(rows: Tensor, at: Tensor) -> Tensor:
     count, width = rows.shape
     if count == 0:  # of which none can be selected
         return rows.new_zeros(at.shape[0], width)
-    alone = rows.is_cuda and not torch.compiler.is_compiling() and has_triton()
-    if alone and rows.dtype in _SUMMED and width % _ALIGNED == 0:
+    if runs_alone(rows) and rows.dtype in _SUMMED and width % _ALIGNED == 0:
         return _added_at_once(rows.contiguous(), at)
     terms = [_rows_at(rows, each) for each in at.unbind(1)]
     if len(terms) == 1:
