@@ -213,7 +213,9 @@ def architectures() -> Iterator[str]:
         "What is generated for each GPU, in which families of kernels, and what every compiled unit"
         " of a family has to be: its contract, which `make test-kernels` and `make compile-all`"
         " enforce.  Besides what stands here, no unit has a warning, a spilled register or other"
-        " memory of single threads.  Behind a bar stands the most that some unit came to, as"
+        " memory of single threads, but for those that are named with what they break: they are"
+        " right, and slower than they could be.  Behind a bar stands the most that some unit came"
+        " to, as"
         f" [{RECORD.name}]({RECORD.name}) has it of each; `make compile-all` writes that, for every"
         " module, recipe and option.  Times are those of a processor, on the machine that compiled."
     )
@@ -240,6 +242,8 @@ def _architecture(arch: ArchSpec, record: Mapping[str, Any], evidence: str) -> I
     yield f"- Limits: {limits or 'none stated'}"
     yield f"- Evidence: {evidence or 'no bundle is committed'}"
     yield f"- Compiled: {_extent(record)}"
+    for name, what in record.get("broken", {}).items():
+        yield f"- Breaks its contract: `{name}`, {escaped('; '.join(what))}"
     yield ""
     yield (
         "| family | units | registers of a thread | KiB of shared memory | instructions"
@@ -255,7 +259,7 @@ def _extent(record: Mapping[str, Any]) -> str:
     """How much of an architecture is on record."""
     if not record:
         return "not on record"
-    count, toolkit = len(record["units"]), record["toolkit"]
+    count, toolkit = len(record["units"]) + len(record["broken"]), record["toolkit"]
     if record["complete"]:
         return f"all {count} units of all {record['cells']} cells, with CUDA {toolkit}"
     if record["whole"]:

@@ -7,19 +7,21 @@ Without architectures, all that have kernels. `--sample` takes the cells that st
 `--record` keeps what was found for docs/architectures.md, after every few units, so that a run
 which is ended loses next to nothing: its objects are cached, and the next run goes on with what
 they lack.
-Exit code 1 if a contract is broken; a unit that breaks its own is not recorded. What calls kernels
-is compiled with the committed bundles, by `make test-kernels`.
+Exit code 1 if a contract is broken; of a unit that breaks its own it is recorded what it breaks.
+What calls kernels is compiled with the committed bundles, by `make test-kernels`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from fusegen.build.compilation import commands
 from fusegen.build.compilation import compile_all as compile_units
@@ -52,6 +54,7 @@ SAMPLE = ("grouped_mlp", "linear", "quantize")
 way to quantise."""
 AT_ONCE = 16
 """Units that are compiled before what was found is recorded."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Compiled:
 
     Attributes:
         toolkit: CUDA version of the compiler.
-        complete: whether every unit of every cell was compiled, and keeps its contract.
+        complete: whether every unit of every cell was compiled, whatever it keeps of its contract.
         cells: how many were planned.
         whole: number of units that all cells have; None where they were not all planned.
         names: of these units; none where they were not all planned, and none of what is read.
@@ -190,7 +193,7 @@ def compiled(
             objects = _compile(root, sources, tools, jobs or default_jobs(), progress or Silent())
             for name in names:
                 found = _with(found, name, families[name], promised[name], objects[name])
-            yield replace(found, complete=len(found.units) == found.whole)
+            yield replace(found, complete=len(found.units) + len(found.broken) == found.whole)
 
 
 def _compile(
@@ -251,6 +254,7 @@ def read(path: Path = RECORD) -> dict[str, Compiled]:
                 name: Unit(**{**unit, "opcodes": tuple(unit["opcodes"])})
                 for name, unit in found["units"].items()
             },
+            broken={name: tuple(what) for name, what in found["broken"].items()},
         )
         for arch, found in data.items()
     }
@@ -263,23 +267,25 @@ def joined(before: Compiled | None, found: Compiled) -> Compiled:
     """
     if before is None or found.complete:
         return found
-    there = found.names or {*before.units}
-    units = {
-        name: unit
-        for name, unit in before.units.items()
-        if name in there and name not in found.broken
-    }
-    units |= found.units
+    there = found.names or {*before.units, *before.broken}
+    units = _replaced(before.units, found.units, there - {*found.broken})
+    broken = _replaced(before.broken, found.broken, there - {*found.units})
+    merged = replace(found, units=units, broken=broken)
     if found.names:
-        return replace(found, complete={*units} == found.names, units=units)
-    known = not found.broken and {*found.units} <= {*before.units}
+        return replace(merged, complete={*units, *broken} == found.names)
     return replace(
-        found,
-        complete=before.complete and known,
+        merged,
+        complete=before.complete and {*found.units, *found.broken} <= there,
         cells=max(before.cells, found.cells),
         whole=before.whole,
-        units=units,
     )
+
+
+def _replaced(
+    before: Mapping[str, Found], found: Mapping[str, Found], kept: Collection[str]
+) -> dict[str, Found]:
+    """What was found, and what was there before of the names that are kept."""
+    return {name: each for name, each in before.items() if name in kept} | {**found}
 
 
 def dump(found: Mapping[str, Compiled]) -> str:
@@ -295,10 +301,16 @@ def dump(found: Mapping[str, Compiled]) -> str:
             "complete": each.complete,
             "cells": each.cells,
             "whole": each.whole,
+            "broken": {name: _told(each.broken[name]) for name in sorted(each.broken)},
         }
         head = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items())
         archs.append(f'  {json.dumps(arch)}: {{{head}, "units": {{\n{units}\n  }}}}')
     return "{\n" + ",\n".join(archs) + "\n}\n"
+
+
+def _told(breaches: Iterable[str]) -> list[str]:
+    """Once each, without the kernels: in their names is a hash of where they were compiled."""
+    return [*dict.fromkeys(re.sub(r"^_Z\w+: ", "", each) for each in breaches)]
 
 
 def summary(arch: str, found: Compiled) -> Iterator[str]:

@@ -72,7 +72,7 @@ def stricter(plans: Iterable[ModulePlan], arch: ArchSpec) -> dict[str, Promise]:
 def test_a_broken_contract_is_told(specs: SpecSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_all, "promises", stricter)
     found = compiled(specs, UNITS[0])
-    assert [*found.broken] == [UNITS[0]] and found.units == {}, "it is not recorded"
+    assert [*found.broken] == [UNITS[0]] and found.units == {}, "it is recorded as such"
     said = "\n".join(compile_all.summary(NAME, found))
     assert re.search(rf"{NAME} {UNITS[0]}: compiled in 0\.\d GiB of memory, expected", said)
     assert "no instruction QMMA, expected one" in said
@@ -99,6 +99,10 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(compile_all.dump({"sm_80": WHOLE, "sm_90a": WHOLE}))
     assert compile_all.read(path) == {"sm_80": WHOLE, "sm_90a": WHOLE}
+    spills = replace(WHOLE, units={"a": UNIT}, broken={"b": ("a spill", 'warning: "x": 1')})
+    twice = ("_Z4halfv: a spill", "_Z5floatv: a spill", *spills.broken["b"])
+    path.write_text(compile_all.dump({"sm_80": replace(spills, broken={"b": twice})}))
+    assert compile_all.read(path) == {"sm_80": spills}
     assert compile_all.read(tmp_path / "none.json") == {}
 
 
@@ -110,7 +114,12 @@ def test_a_record_is_joined_with_a_part() -> None:
     more = replace(part, units={"c": other})
     assert not compile_all.joined(WHOLE, more).complete, "other cells were to be compiled, too"
     assert compile_all.joined(None, part) == part
-    broken = compile_all.joined(WHOLE, replace(part, units={}, broken={"a": ("a spill",)}))
-    assert not broken.complete and [*broken.units] == ["b"], "what broke is on record no more"
+    spill = {"a": ("a spill",)}
+    broken = compile_all.joined(WHOLE, replace(part, units={}, broken=spill))
+    assert broken.complete and broken.broken == spill, "compiled it was"
+    assert [*broken.units] == ["b"], "what it came to is on record no more"
+    assert compile_all.joined(broken, replace(part, units={"b": other})).broken == spill
+    mended = compile_all.joined(broken, part)
+    assert mended == joined, "what it broke is on record no more"
     again = compile_all.Compiled("13.1", True, 9, 1, {"c": UNIT})
     assert compile_all.joined(WHOLE, again) == again, "units that are gone are forgotten"

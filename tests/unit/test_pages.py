@@ -72,19 +72,23 @@ def test_what_units_came_to_stands_behind_their_contracts(
     unit = {"family": "quantize", "registers": 80, "shared_memory": 24016, "cpu_seconds": 12.34}
     more = {**unit, "registers": 105, "cpu_seconds": None, "mebibytes": 190, "kilobytes": 70}
     units = {"a": {**unit, "mebibytes": 200, "kilobytes": 653}, "b": more}
-    facts = {"toolkit": "13.0", "complete": False, "cells": 9, "whole": None, "units": units}
+    facts = {"toolkit": "13.0", "complete": False, "cells": 9, "whole": None, "broken": {}}
+    facts["units"] = units
     monkeypatch.setattr(pages, "RECORD", tmp_path / "record.json")
     further = {"sm_89": {**facts, "whole": 30}, "sm_120a": {**facts, "complete": True}}
+    further["sm_90a"] = {**facts, "complete": True, "broken": {"c": ["`k<4>`: 8 bytes", "a | b"]}}
     (tmp_path / "record.json").write_text(json.dumps({"sm_80": facts, **further}))
     text = "\n".join(pages.architectures())
     assert "- Compiled: 2 units of 30 that all cells have, with CUDA 13.0" in text
     assert "- Compiled: all 2 units of all 9 cells, with CUDA 13.0" in text
     assert "- Compiled: 2 units of 9 cells with CUDA 13.0, a part of all" in text
+    assert "- Compiled: all 3 units of all 9 cells, with CUDA 13.0" in text
+    assert text.count("- Breaks its contract: ") == 1 and "contract: `c`, " in text
     assert (
         r"| `quantize` | 2 | 128 where `e2m1_nv_1x16`, 80 \| 105 | 48 \| 23.5 |  | 40 \| 12.3 |"
         r" 768 \| 200 | 653 |"
     ) in text
-    assert "- Compiled: not on record" in text, "of sm_90a"
+    assert "- Compiled: not on record" in text, "of sm_100a"
     monkeypatch.setattr(pages, "RECORD", tmp_path / "none.json")
     assert "a part of all" not in "\n".join(pages.architectures())
 
