@@ -205,10 +205,9 @@ def _ratios(row: Row, rows: Sequence[Outcome]) -> dict[str, pairs.Ratio]:
     for other in rows:
         if not isinstance(other, Row) or other is row or other.case != row.case:
             continue
-        if other.contender in BASELINES and len(other.samples) == len(row.samples):
-            found[other.contender] = pairs.ratio(row.samples, other.samples)
-        elif other.contender == OURS:
-            found[OURS] = pairs.Ratio(row.median / other.median, None, None)
+        same = len(other.samples) == len(row.samples)
+        if other.contender == OURS or (other.contender in BASELINES and same):
+            found[other.contender] = pairs.between(row.samples, other.samples)
     return found
 
 

@@ -70,6 +70,13 @@ def ratio(times: Sequence[float], over: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(ratios), *bounds)
 
 
+def between(times: Sequence[float], over: Sequence[float]) -> Ratio:
+    """The same, and where the number of rounds differs the ratio of the medians."""
+    if len(times) == len(over):
+        return ratio(times, over)
+    return Ratio(statistics.median(times) / statistics.median(over), None, None)
+
+
 def _rank(count: int) -> int | None:
     """How many of sorted values to leave out at either end."""
     outside, found = 0.0, None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pairs
 import yaml
 from common import OURS, Result
 
@@ -74,8 +75,9 @@ class Target:
             return float(row["floor"] / row["median"])
         if self.value == "time":
             paired = row.get("paired", {}).get(self.of)
-            other = rows[case, self.of]
-            return float(paired["median"] if paired else row["median"] / other["median"])
+            if paired:
+                return float(paired["median"])
+            return pairs.between(row["samples"], rows[case, self.of]["samples"]).median
         if self.value == "rate":
             return float(row["rate"] / rows[case.replace(*self.of), self.contender]["rate"])
         if self.value == "us":

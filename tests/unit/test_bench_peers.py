@@ -483,3 +483,85 @@ def test_a_library_that_breaks_at_import_is_left_out(
     broken = peers.Peer("breaks_at_import", "it", lambda: None)
     assert peers.installed({"it": broken}) == {}
     assert "it is left out: import: libcuda is missing" in capsys.readouterr().err
+
+
+# ---- layers that ranks share
+
+
+RANKS = 2
+
+
+class Userbuffers:
+    """One buffer of a process, and a layer that sends through it.  The other ranks do what this one
+    does, on the same operands.
+    """
+
+    def __init__(self) -> None:
+        self.buffer: tuple[int, ...] = ()
+
+    def initialize_ub(
+        self,
+        shape: list[int],
+        tp_size: int,
+        quantization_modes: list[str],
+        dtype: Any,
+        bootstrap_backend: str,
+    ) -> None:
+        assert (tp_size, quantization_modes) == (RANKS, ["16 bits"])
+        assert dtype == torch.bfloat16 and bootstrap_backend == "nccl"
+        assert not self.buffer, "a process has one"
+        self.buffer = tuple(shape)
+
+    def linear(self, inputs: int, outputs: int, **words: Any) -> Any:
+        userbuffers, split = self, words["parallel_mode"]
+        ways = words["ub_overlap_ag"], words["ub_overlap_rs"]
+        assert (split, words["ub_name"], ways) in (
+            ("column", "qkv", (True, False)),
+            ("row", "proj", (False, True)),
+        )
+        assert words["sequence_parallel"] and words["bias"] is False and self.buffer
+        assert words["params_dtype"] == torch.bfloat16 and words["tp_group"] == "the ranks"
+
+        class Linear(torch.nn.Module):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                part = (1, RANKS) if split == "row" else (RANKS, 1)
+                own = torch.zeros(outputs // part[0], inputs // part[1], dtype=torch.bfloat16)
+                self.weight = torch.nn.Parameter(own)
+
+            def forward(self, x: Any) -> Any:
+                assert not torch.is_grad_enabled()
+                every = torch.cat([x] * RANKS) if split == "column" else x
+                y = every @ self.weight.t()
+                assert userbuffers.buffer == (every if split == "column" else y).shape
+                return y if split == "column" else RANKS * y[: len(y) // RANKS]
+
+        return Linear()
+
+
+@pytest.mark.parametrize("split", ["column", "row"])
+def test_layers_over_userbuffers(
+    peers: Any,
+    split: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Sizes of the whole layer, this rank's part of the weight, and a buffer of what is sent."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: RANKS)
+    x, weight = (torch.randn(*shape).bfloat16() for shape in ((8, 32), (48, 32)))
+    y = torch.cat([x] * RANKS) @ weight.t() if split == "column" else RANKS * (x @ weight.t())[:4]
+
+    def found(expected: Any) -> Any:
+        once = Userbuffers()
+        te = ModuleType("transformer_engine.pytorch")
+        te.__dict__.update(Linear=once.linear)
+        modes = SimpleNamespace(NONE="16 bits")
+        base = SimpleNamespace(initialize_ub=once.initialize_ub, UserBufferQuantizationMode=modes)
+        monkeypatch.setitem(sys.modules, te.__name__, te)
+        monkeypatch.setitem(sys.modules, f"{te.__name__}.module.base", base)
+        return peers.shared_calls(peers.SHARED, split, x, weight, "the ranks", expected)
+
+    (run,) = found(y).values()
+    assert torch.equal(run(), y)
+    assert found(1.1 * y) == {}
+    assert "is left out" in capsys.readouterr().err
