@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 from torch.utils._python_dispatch import _disable_current_modes
@@ -23,6 +25,10 @@ from ._place import Place
 
 _OVERLAPPING: set[str] = set()
 """Names of groups."""
+_CHECKED: set[str] = set()
+"""Names of those whose ranks compare what they send."""
+_LATE: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, str]]]] = WeakKeyDictionary()
+"""What has to be the same of modules that were made before there were ranks, by their keywords."""
 
 
 class Lies(NamedTuple):
@@ -88,6 +94,7 @@ def start_all_reduce(place: Place, sources: tuple[Tensor | None, ...], *, op: st
     Raises:
         RuntimeError: there are no ranks, or one of them is lost; the message names the place.
     """
+    _require_alike(place, sources)
     present = [source for source in sources if source is not None]
     if not present or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
@@ -116,7 +123,7 @@ def start_all_gather(
         RuntimeError: as `start_all_reduce`; or it has no rows.
     """
     (source,) = sources
-    _refuse_one_row(place, source, dims)
+    _require_rows(place, source, dims)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     return _start_to_gather(place, source.contiguous(), ahead)
@@ -168,6 +175,7 @@ def start_gather_copy(
         RuntimeError: as `start_all_reduce`.
     """
     (source,) = sources
+    _require_alike(place, sources)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     sent = source.contiguous()
@@ -192,7 +200,7 @@ def start_placeholder(
         RuntimeError: there are no ranks; it has no rows, or another number of them.
     """
     (source,) = sources
-    _refuse_one_row(place, source, dims)
+    _require_rows(place, source, dims)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     tokens = source.shape[:-1].numel()
@@ -219,7 +227,7 @@ def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: i
         RuntimeError: as `start_all_gather`; or ranks would not get as many rows each.
     """
     (source,) = sources
-    _refuse_one_row(place, source, dims)
+    _require_rows(place, source, dims)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     ranks = place.ranks
@@ -249,7 +257,7 @@ def start_all_to_all(
         RuntimeError: as `start_reduce_scatter`.
     """
     (source,) = sources
-    _refuse_one_row(place, source, dims)
+    _require_rows(place, source, dims)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     ranks = place.ranks
@@ -303,14 +311,33 @@ def overlap(
 
     Raises:
         RuntimeError: there are no ranks.
-        ValueError: a timeout of no time.
+        ValueError: a timeout of no time; or ranks do not call it alike.
     """
     if timeout is not None and timeout <= timedelta(0):
         raise ValueError(f"overlap: timeout: expected some time, got {timeout}")
     ranks = Place("overlap", "", "group", group).ranks
+    _compare("group", group, [{"module": "overlap", "on": str(on), "timeout": str(timeout)}])
     if timeout is not None:
         _exchanges.limit(ranks, timeout)
     (_OVERLAPPING.add if on else _OVERLAPPING.discard)(ranks.group_name)
+
+
+def check(group: ProcessGroup | None = None, *, on: bool = True) -> None:
+    """Let ranks compare what each is about to send, and refuse what differs, to find an error.
+
+    For modules of this bundle whose group it is, in eager mode; compiled code and captured graphs
+    go on as before.  Nothing else notices ranks with another number of tokens: a result has another
+    size then, or what was in memory.  The host waits for all ranks before each collective.  All
+    ranks call this alike.
+
+    Args:
+        group: the ranks; None for all.
+        on: whether they do from here on.
+
+    Raises:
+        RuntimeError: there are no ranks.
+    """
+    (_CHECKED.add if on else _CHECKED.discard)(Place("check", "", "group", group).ranks.group_name)
 
 
 def product_of_gathered(
@@ -337,7 +364,7 @@ def product_of_gathered(
     if not _overlaps(place, source):
         (every,) = wait(start_all_gather(place, sources, dims=dims))
         return _products(every, product, widths)
-    _refuse_one_row(place, source, dims)
+    _require_rows(place, source, dims)
     with _named(place):
         return _overlap.gathered(source.contiguous(), product, widths, place)
 
@@ -366,7 +393,7 @@ def scattered_product(
     if not _overlaps(place, source):
         (own,) = wait(start_reduce_scatter(place, (product(source),), dims=dims))
         return own
-    _refuse_one_row(place, source, dims)
+    _require_rows(place, source, dims)
     _refuse_unequal(place, source)
     with _named(place):
         return _overlap.scattered(source.contiguous(), product, place, pieces)
@@ -486,40 +513,67 @@ def count(group: ProcessGroup | None) -> int:
     return torch.distributed.get_world_size(group) if initialized else 1
 
 
-def compare(cell: str, keyword: str, group: ProcessGroup | None, **facts: str) -> None:
+def compare(module: nn.Module, cell: str, keyword: str, **facts: str) -> None:
     """Refuse a module that is not the same on all ranks, before any of them communicates.
 
-    Nothing is compared before there are ranks, nor where they are pretended (backend `fake`).
+    Before there are ranks nothing is compared: it is when the first module of that group sends
+    something, in eager mode.  Nor is it where ranks are pretended (backend `fake`).
 
     Args:
-        cell: the module.
-        keyword: of the group in it.
-        group: the ranks; None for all.
+        module: the module, which every rank of the group makes.
+        cell: of it.
+        keyword: attribute of it that is the group; None there for all ranks.
         facts: what has to be the same.
 
     Raises:
         ValueError: on all ranks, something is not; the message says what, and where.
     """
-    if not torch.distributed.is_initialized():
-        return
+    if torch.distributed.is_initialized():
+        _compare(keyword, getattr(module, keyword), [{"module": cell, **facts}])
+    else:
+        _LATE.setdefault(module, []).append((keyword, {"module": cell, **facts}))
+
+
+def _compare_late(place: Place) -> None:
+    """What was made before there were ranks, of one group.  No compiler traces it, and no graph
+    captures it.
+
+    Raises:
+        ValueError: as `compare`.
+    """
+    late: list[dict[str, str]] = []
+    for module, waiting in list(_LATE.items()):
+        for each in list(waiting):
+            keyword, facts = each
+            if keyword == place.keyword and getattr(module, keyword) is place.group:
+                late.append(facts)
+                waiting.remove(each)
+        if not waiting:
+            del _LATE[module]
+    if late:
+        _compare(place.keyword, place.group, late)
+
+
+def _compare(keyword: str, group: ProcessGroup | None, own: list[dict[str, str]]) -> None:
+    """The same of several modules, in the order in which they were made."""
     if torch.distributed.get_backend(group) == "fake":
         return
-    own = {"module": cell, **facts}
     every: list[Any] = [None] * torch.distributed.get_world_size(group)
     with _disable_current_modes():
         torch.distributed.all_gather_object(every, own, group)
     here = torch.distributed.get_rank(group)
-    for rank, other in enumerate(every):
-        for key in dict.fromkeys((*own, *other)):
-            if own.get(key) != other.get(key):
-                raise ValueError(
-                    f"{cell}: {keyword}: {key}: {own.get(key)} on rank {here}, {other.get(key)} on "
-                    f"rank {rank}; all ranks need the same bundle and sizes"
-                )
+    for rank, others in enumerate(every):
+        for mine, other in zip_longest(own, others, fillvalue={"module": "no more of them"}):
+            for key in dict.fromkeys((*mine, *other)):
+                if mine.get(key) != other.get(key):
+                    raise ValueError(
+                        f"{own[0]['module']}: {keyword}: {key}: {mine.get(key)} on rank {here}, "
+                        f"{other.get(key)} on rank {rank}; all ranks need the same"
+                    )
 
 
 def _overlaps(place: Place, source: Tensor) -> bool:
-    """Compilers trace what does not: they have fusions of their own for it."""
+    """What compilers trace does not: copies and flags are no ops that they could trace."""
     if not source.is_cuda or torch.compiler.is_compiling() or not _OVERLAPPING:
         return False
     ranks = place.ranks
@@ -542,12 +596,27 @@ def _of_rows(rows: Tensor, width: int) -> Tensor:
     return torch.empty_like(view, memory_format=torch.contiguous_format)
 
 
-def _refuse_one_row(place: Place, source: Tensor | None, dims: int) -> None:
+def _is_captured() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _require_rows(place: Place, source: Tensor | None, dims: int) -> None:
     if source is not None and source.dim() < dims:
         raise RuntimeError(
             f"{place.cell}: {place.step}: expected {dims} dimensions or more, the first of them of "
             f"tokens, which ranks have some of each, got shape {tuple(source.shape)}"
         )
+    _require_alike(place, (source,))
+
+
+def _require_alike(place: Place, sources: tuple[Tensor | None, ...]) -> None:
+    """What ranks are about to send is of one shape and type, where they are to `check` it."""
+    if torch.compiler.is_compiling() or not _CHECKED or _is_captured():
+        return
+    if place.ranks.group_name in _CHECKED:
+        own = [None if each is None else (*each.shape, str(each.dtype)) for each in sources]
+        facts = {"module": place.cell, place.step: str(own)}
+        _compare(place.keyword, place.group, [facts])
 
 
 def _refuse_unequal(place: Place, source: Tensor) -> None:
@@ -562,6 +631,8 @@ def _refuse_unequal(place: Place, source: Tensor) -> None:
 @contextmanager
 def _named(place: Place) -> Iterator[None]:
     """An error of a collective says which one it was, and on which rank."""
+    if not torch.compiler.is_compiling() and _LATE and not _is_captured():
+        _compare_late(place)
     try:
         yield
     except RuntimeError as error:

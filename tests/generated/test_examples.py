@@ -60,7 +60,7 @@ def test_expert_parallel_ranks_learn_as_one() -> None:
 
 
 def test_ranks_with_parts_of_the_weights_learn_as_one(tmp_path: Path) -> None:
-    check_parallel(write_cells("split", "cpu", tmp_path, PARTS))
+    check_parallel(write_cells("split", "cpu", tmp_path, PARTS), (4, 2))
 
 
 PARTS = (
@@ -72,12 +72,15 @@ PARTS = (
 """Cells of `parallel.py`."""
 
 
-def check_parallel(bundle: Path) -> None:
-    """Two ranks learn what one does, whatever they share."""
+def check_parallel(bundle: Path, *further: tuple[int, int]) -> None:
+    """Two ranks learn what one does, whatever they share, and so do further ones, of which as many
+    share the weights.
+    """
     first, last = losses_of(1, "parallel.py", str(bundle), *SOON)
     assert last < 0.5 * first
-    for tensor, *more in ((2, "--overlap"), (1,)):
-        others = losses_of(2, "parallel.py", str(bundle), *SOON, "--tensor", str(tensor), *more)
+    for ranks, tensor, *more in ((2, 2, "--overlap"), (2, 1), *further):
+        words = (str(bundle), *SOON, "--tensor", str(tensor), *more)
+        others = losses_of(ranks, "parallel.py", *words)
         assert others == pytest.approx((first, last), rel=1e-2)
 
 

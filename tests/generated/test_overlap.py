@@ -132,6 +132,7 @@ from bundle.integrations import tensor_parallel
 
 SAME = """
 import gc, weakref
+from random import Random
 
 if device == "cpu":
     exec(ON_CPU)
@@ -319,10 +320,11 @@ if device == "cuda":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y = layer(x)
+        late = Random(rank)  # each rank at other replays, and by other times, up to about 1 ms
         for replay in range(1000):
             x.copy_(random(*x.shape))
-            if replay % 7 == rank:
-                torch.cuda._sleep(1_000_000)
+            if late.random() < 0.2:
+                torch.cuda._sleep(late.randrange(2_000_000))
             graph.replay()
             if replay % 10 == 0:
                 tensor_parallel.overlap(on=not exact)

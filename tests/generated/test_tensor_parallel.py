@@ -30,6 +30,8 @@ UNDER_RECIPES = (
 )
 QUANTIZED = (("column", "linear"), ("tensor", "mlp_swiglu"))
 COMPILED = (*QUANTIZED, ("expert", "moe_layer"))
+SEQUENCE = "linear__bf16__column_sequence_parallel"
+EXPERT_EACH = Cell("moe_layer", "bf16", ("parameter_per_group", "expert_parallel"))
 PER_GROUP = Cell("grouped_linear", "bf16", ("parameter_per_group", "row_parallel"))
 OF_SLOTS = tuple(
     Cell("moe_layer", recipe, options)
@@ -209,15 +211,45 @@ def find(name, recipe, split, words, sequence, bias, compiled, capacity):
 torch.save([find(*case) for case in json.loads(words[0])], f"{folder}/{rank}.pt")
 """
 
+# Made while there are ranks, or before.
 DIFFERENT = """
 import importlib
-cell, features = words[rank].split(":")
+cell, features, dtype, *late = words[rank].split(":")
 module = importlib.import_module(f"bundle.{cell}")
+if late:
+    dist.destroy_process_group()
 try:
-    module.Linear(256, int(features))
+    layer = module.Linear(256, int(features), dtype=getattr(torch, dtype))
+    if late:
+        store = dist.FileStore(f"{folder}/store", ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+        layer(torch.randn(64, 256).to(layer.weight.dtype))
 except ValueError as error:
     with open(f"{folder}/{rank}.txt", "w") as file:
         file.write(str(error))
+"""
+
+OVERLAP = """
+from bundle.integrations import tensor_parallel
+try:
+    tensor_parallel.overlap(on=rank == 0)
+except ValueError as error:
+    with open(f"{folder}/{rank}.txt", "w") as file:
+        file.write(str(error))
+"""
+
+UNEQUAL = f"""
+import importlib
+from bundle.integrations import tensor_parallel
+layer = importlib.import_module("bundle.{SEQUENCE}").Linear(256, 64)
+tensor_parallel.check()
+assert layer(torch.randn(16, 256).bfloat16()).shape == (32, 64)
+try:
+    layer(torch.randn(24 - 8 * rank, 256).bfloat16())
+except ValueError as error:
+    with open(f"{{folder}}/{{rank}}.txt", "w") as file:
+        file.write(str(error))
+tensor_parallel.check(on=False)
 """
 
 ODD = """
@@ -311,13 +343,107 @@ with torch.no_grad():
             file.write(str(error))
 """
 
-# Rank 1 is gone when rank 0 waits for it.
+# Layers of values that follow from the whole one's: saved by some ranks, loaded by others, also
+# where they are split in another way.
+CHECKPOINT = (
+    f"""
+import importlib, torch.distributed.checkpoint as dcp
+from bundle.integrations import expert_parallel, tensor_parallel
+E, H, F = 4, 64, 128
+EACH, GROUPED = "{EXPERT_EACH}", "{PER_GROUP}"
+"""
+    + """
+def draw(*shape):
+    return torch.randn(shape, generator=seed).bfloat16()
+
+seed = torch.Generator().manual_seed(0)
+EXPERTS = {"fc1.weight": draw(E, 2 * F, H), "fc1.bias": draw(E, 2 * F),
+           "fc2.weight": draw(E, H, F), "fc2.bias": draw(E, H)}
+GATED = {key: value[0] for key, value in EXPERTS.items()}
+LINEAR = {"weight": draw(F, H), "bias": draw(F)}
+EACH_EXPERT = {f"{key}{n}": value[n] for key, value in EXPERTS.items() for n in range(E)}
+EACH_LINEAR = {f"{key}{n}": value for key, value in LINEAR.items() for n in range(E)}
+
+def build(cell, *sizes):
+    module = importlib.import_module(f"bundle.{cell}")
+    (kind,) = (each for each in vars(module).values() if isinstance(each, type)
+               and issubclass(each, torch.nn.Module) and each.__module__ == module.__name__
+               and not each.__name__.startswith("_"))
+    return kind(*sizes, bias=True)
+
+def layers(loads):
+    "Each with its key in the checkpoint, and the whole layer's values."
+    yield build("linear__bf16__column_parallel", H, F // ranks), "column.", LINEAR
+    yield build("linear__bf16__row_parallel", H // ranks, F), "row.", LINEAR
+    yield build("mlp_swiglu__bf16__tensor_parallel", H, F // ranks), "gated.", GATED
+    yield build(GROUPED, E, H // ranks, F), "rows.", EACH_LINEAR
+    yield build(EACH, E // ranks, H, F), "each.", EACH_EXPERT
+    yield build("moe_layer__bf16__tensor_parallel", E, H, F // ranks), "experts.", EXPERTS
+    if loads:
+        yield build("moe_layer__bf16__expert_parallel", E // ranks, H, F), "experts.", EXPERTS
+        yield build("moe_layer__bf16", E, H, F), "experts.", EXPERTS
+        yield build("mlp_swiglu__bf16", H, F), "gated.", GATED
+        spread = expert_parallel.ExpertParallel(build("moe_layer__bf16", E // ranks, H, F))
+        yield spread, "experts.", {key: v.chunk(ranks)[rank] for key, v in EXPERTS.items()}
+
+def of_rank(layer, whole):
+    try:
+        return tensor_parallel.read(layer, whole)
+    except TypeError:  # of whole layers, and of experts alone
+        return whole
+
+def sharded(layer, tensors, prefix):
+    if isinstance(layer, expert_parallel.ExpertParallel):
+        return layer.sharded(tensors, prefix)
+    return tensor_parallel.sharded(layer, tensors, prefix)
+
+for layer, prefix, whole in layers(words[0] == "load"):
+    inner = getattr(layer, "layer", layer)
+    wanted = of_rank(layer, whole)
+    moments = {path: torch.zeros_like(p) for path, p in inner.named_parameters()}
+    if words[0] == "save":
+        inner.load_state_dict(wanted)
+        written = tensor_parallel.write(layer)
+        assert written.keys() == whole.keys()
+        assert all(torch.equal(value, whole[key]) for key, value in written.items()), prefix
+        moments = {path: 2 * wanted[path] for path in moments}
+    state = {**sharded(layer, None, prefix), **sharded(layer, moments, f"moment.{prefix}")}
+    place = f"{words[1]}/{prefix}"
+    if words[0] == "save":
+        dcp.save(state, checkpoint_id=place)
+        continue
+    dcp.load(state, checkpoint_id=place)
+    for path, parameter in inner.named_parameters():
+        assert torch.equal(parameter, wanted[path]), (prefix, path)
+        assert torch.equal(moments[path], 2 * wanted[path]), (prefix, path)
+
+meta = dcp.FileSystemReader(f"{words[1]}/experts.").read_metadata().state_dict_metadata
+assert meta["experts.fc1.weight"].size == (E, 2, F, H) and meta["experts.fc2.bias"].size == (E, H)
+row = build("linear__bf16__row_parallel", H, F)
+mesh = dist.init_device_mesh("cpu", (ranks,))
+for p in ("weight", "bias"):
+    whole = torch.distributed.tensor.distribute_tensor(getattr(row, p).data, mesh)
+    setattr(row, p, torch.nn.Parameter(whole))
+try:
+    tensor_parallel.sharded(row)
+    raise SystemExit("shards of shards")
+except TypeError as error:
+    assert "weight: expected a plain tensor, got a DTensor" in str(error), error
+"""
+)
+
+# Rank 1 is gone, or does something else, when rank 0 waits for it.
 DEAD = """
-import datetime, importlib, os
+import datetime, importlib, os, time
+dist.destroy_process_group()
+dist.init_process_group(backend, store=dist.FileStore(f"{folder}/store", ranks), rank=rank,
+                        world_size=ranks, timeout=datetime.timedelta(seconds=5))
 layer = importlib.import_module("bundle.mlp__bf16__tensor_parallel").MLP(64, 64)
 x = torch.randn(32, 64).bfloat16().requires_grad_()
 y = layer(x)
 if rank == 1:
+    while words[0] == "stalls" and not os.path.exists(f"{folder}/0.txt"):
+        time.sleep(0.1)
     os._exit(0)
 try:
     y.sum().backward()
@@ -347,7 +473,7 @@ def generate(arch: str, out: Path, cases: Sequence[Case] = CASES) -> Path:
     """
     words = ((case, ()) for case in cases), ((case, case.options) for case in cases)
     cells = {Cell(case.module, case.recipe, chosen) for each in words for case, chosen in each}
-    return write_cells("fusegen", arch, out, sorted({*cells, PER_GROUP, *OF_SLOTS}))
+    return write_cells("fusegen", arch, out, sorted({*cells, PER_GROUP, EXPERT_EACH, *OF_SLOTS}))
 
 
 def run_cases(
@@ -409,8 +535,11 @@ def joined(spread: list[torch.Tensor], whole: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (("linear__bf16__column_parallel:64", "linear__bf16__column_parallel:128"), "sizes"),
-        (("linear__bf16__column_parallel:64", "linear__bf16__row_parallel:64"), "module"),
+        ((f"{SEQUENCE}:64:float16", f"{SEQUENCE}:128:float16"), "sizes"),
+        ((f"{SEQUENCE}:64:float16", "linear__bf16__row_parallel:64:float16"), "module"),
+        ((f"{SEQUENCE}:64:float16", f"{SEQUENCE}:64:bfloat16"), "dtype"),
+        ((f"{SEQUENCE}:64:float16:late", f"{SEQUENCE}:128:float16:late"), "sizes"),
+        ((f"{SEQUENCE}:64:float16:late", f"{SEQUENCE}:64:bfloat16:late"), "dtype"),
     ],
 )
 def test_ranks_that_differ_are_refused(
@@ -419,8 +548,35 @@ def test_ranks_that_differ_are_refused(
     run_ranks(DIFFERENT, tmp_path, place, *words, ranks=RANKS)
     for rank in range(RANKS):
         said = (tmp_path / f"{rank}.txt").read_text()
-        assert "all ranks need the same bundle and sizes" in said and f"rank {1 - rank}" in said
+        assert "all ranks need the same" in said and f"rank {1 - rank}" in said
         assert f"tensor_group: {wanted}: " in said
+
+
+def test_a_module_that_is_gone_is_not_compared(place: Place) -> None:
+    """Nor does what is left of it keep it."""
+    name = load_bundle("split_late", place.bundle)
+    collectives = importlib.import_module(f"{name}._collectives")
+    layer = importlib.import_module(f"{name}.{SEQUENCE}").Linear(64, 64)
+    assert [*collectives._LATE] == [layer]
+    del layer
+    assert not collectives._LATE
+
+
+def test_overlap_is_asked_for_alike(place: Place, tmp_path: Path) -> None:
+    run_ranks(OVERLAP, tmp_path, place, ranks=RANKS)
+    for rank in range(RANKS):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert f"overlap: group: on: {rank == 0} on rank {rank}, {rank != 0} on rank" in said
+
+
+def test_tokens_that_differ_are_noticed_where_ranks_check_them(
+    place: Place, tmp_path: Path
+) -> None:
+    run_ranks(UNEQUAL, tmp_path, place, ranks=RANKS)
+    for rank in range(RANKS):
+        said = (tmp_path / f"{rank}.txt").read_text()
+        where = f"{SEQUENCE}: tensor_group: forward: all_gather of x: [({24 - 8 * rank}, 256, "
+        assert where in said and f"on rank {rank}, [({16 + 8 * rank}, 256, " in said
 
 
 def test_tokens_that_ranks_cannot_share_are_refused(place: Place, tmp_path: Path) -> None:
@@ -469,10 +625,11 @@ def test_tokens_of_all_ranks_have_one_delayed_scale(place: Place, tmp_path: Path
         assert "quantise with `quantize_input` of this module" in said
 
 
-def test_a_rank_that_dies_is_an_error_that_names_rank_and_step(
-    place: Place, tmp_path: Path
+@pytest.mark.parametrize("how", ["dies", "stalls"])
+def test_a_rank_that_is_lost_is_an_error_that_names_rank_and_step(
+    place: Place, how: str, tmp_path: Path
 ) -> None:
-    run_ranks(DEAD, tmp_path, place, ranks=RANKS)
+    run_ranks(DEAD, tmp_path, place, how, ranks=RANKS)
     said = (tmp_path / "0.txt").read_text()
     assert "mlp__bf16__tensor_parallel: backward: all_reduce of dx_part over tensor_group" in said
     assert "failed on rank 0 of 2" in said
@@ -486,13 +643,18 @@ def test_a_whole_layer_is_no_part(place: Place) -> None:
         parallel.read(module.Linear(64, 64), {})
 
 
-def test_parameters_of_one_group_each_are_parts_too(place: Place) -> None:
-    name = load_bundle("split_per_group", place.bundle)
-    module = importlib.import_module(f"{name}.{PER_GROUP}")
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (4, 2)])
+def test_distributed_checkpoints_are_of_whole_layers(
+    place: Place, before: int, after: int, tmp_path: Path
+) -> None:
+    """By another number of ranks, split in another way, one parameter for each expert, moments."""
+    for what, ranks in (("save", before), ("load", after)):
+        run_ranks(CHECKPOINT, tmp_path, place, what, str(tmp_path / "saved"), ranks=ranks)
+
+
+def test_modules_of_others_have_no_parts(place: Place) -> None:
+    name = load_bundle("split_others", place.bundle)
     parallel = importlib.import_module(f"{name}.integrations.tensor_parallel")
-    layer = module.GroupedLinear(2, 64, 32)
-    found = parallel._split(layer)  # of [N, K] each
-    assert {path: found[path] for path, _ in layer.named_parameters()} == {
-        "weight0": (1, 1),
-        "weight1": (1, 1),
-    }
+    for function in (parallel.sharded, parallel.write):
+        with pytest.raises(TypeError, match=r"Linear of torch.*: expected a module of this bundle"):
+            function(torch.nn.Linear(2, 2))

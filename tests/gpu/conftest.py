@@ -63,6 +63,7 @@ _EPILOGUES = ["test_epilogues.py"]  # of modules that not every twin has
 _OF_FUSEGEN = [
     "test_collective_graphs.py",
     "test_fat.py",
+    "test_four_devices.py",
     "test_memory.py",
     "test_rows_of_ranks.py",
     "test_two_devices.py",

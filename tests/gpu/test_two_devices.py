@@ -81,6 +81,7 @@ pytestmark = NEEDS_TWO
 REPLAYED = (
     RANK.partition("inner = layer_of")[0]
     + """
+from random import Random
 from bundle.integrations.tensor_parallel import overlap
 experts, here = (rank * own, rank * own + own), slice(rank * TOKENS, (rank + 1) * TOKENS)
 x, probs, ids, dy = (each[here].contiguous() for each in (x, probs, ids, dy))
@@ -101,11 +102,12 @@ for on in (False, True):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = step(layer)
-    for replay in range(200):
+    late = Random(rank)  # each rank at other replays, and by other times, up to about 1 ms
+    for replay in range(1000):
         drawn = torch.rand(TOKENS, EXPERTS, device=device).topk(CHOICES).indices.int()
-        ids.copy_(torch.where(torch.rand_like(probs) < replay / 200, -1, drawn))
-        if replay % 7 == rank:
-            torch.cuda._sleep(1_000_000)
+        ids.copy_(torch.where(torch.rand_like(probs) < replay / 1000, -1, drawn))
+        if late.random() < 0.2:
+            torch.cuda._sleep(late.randrange(2_000_000))
         graph.replay()
         if replay % 10 == 0:
             overlap(on=False)

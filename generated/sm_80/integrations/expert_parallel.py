@@ -18,7 +18,7 @@ Collectives are PyTorch's functional ones, which compilers trace and CUDA graphs
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from .. import _collectives
-from . import _payload, _slots
+from .._collectives import check, overlap
+from . import _layouts, _payload, _slots
 from ._fused import fused
 from ._parameters import PARAMETERS, cell_of
 
+__all__ = ["ExpertParallel", "check", "overlap"]
 _OF_EXPERTS = ("fc1.", "fc2.")
 
 
@@ -38,7 +40,7 @@ class ExpertParallel(nn.Module):
 
     Rank r has experts `r * n` to `(r + 1) * n`, where n is the `num_experts` of its layer.  All
     ranks call it alike, with as many tokens; a rank that has fewer adds some whose ids are -1.
-    NCCL does not notice ranks that differ there; TORCH_DISTRIBUTED_DEBUG=DETAIL does.
+    Nothing notices ranks that differ there but `check`, which every rank calls first.
 
     Gradients of weights are sums over the tokens of all ranks.  Where losses are averaged over
     ranks, as DDP and FSDP do for parameters that all ranks have, divide these by the number of
@@ -123,7 +125,7 @@ class ExpertParallel(nn.Module):
         plan = hashlib.sha256(experts.describe().encode()).hexdigest()[:12]
         way = {"capacity": str(capacity), "payload": str(payload)}
         same = {"layer": name or type(layer).__name__, **sizes, "plan": plan, **way}
-        _collectives.compare("ExpertParallel", "group", group, **same)
+        _collectives.compare(self, "ExpertParallel", "group", **same)
 
     def forward(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
         """What the experts of all ranks give for this rank's tokens.
@@ -171,6 +173,29 @@ class ExpertParallel(nn.Module):
         token, slots, unsent = _slots.places(rank, ranks, self.capacity)
         self.unsent.copy_(unsent)
         return token, slots
+
+    def sharded(
+        self, tensors: Mapping[str, Tensor] | None = None, prefix: str = ""
+    ) -> dict[str, Tensor]:
+        """The layer's parameters as `torch.distributed.checkpoint` has to know them.
+
+        Its state dict has this rank's experts by the names of all: a distributed checkpoint would
+        take one rank's for those of all.  Here they are DTensors over the group, in the memory that
+        they have, so that loading them fills the layer, whatever number of ranks saved them; gate
+        and up are a dimension of their own, [E, 2, F, ...].
+
+        Args:
+            tensors: like the layer's parameters, by their paths there, such as the moments of an
+                optimiser; None for the parameters.
+            prefix: of the keys, with its last dot.
+
+        Raises:
+            TypeError: something has sharded them already, such as FSDP.
+        """
+        if tensors is None:
+            tensors = dict(self.layer.named_parameters())
+        layout = _layouts.layout_of_experts(self.layer, self.group)
+        return _layouts.sharded(layout, tensors, prefix)
 
     def extra_repr(self) -> str:
         way = f"capacity={self.capacity}, payload={self.payload}"

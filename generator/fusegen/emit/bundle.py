@@ -344,10 +344,13 @@ def _integrations(context: BundleContext, renderer: Renderer) -> Iterator[tuple[
         "fsdp": context.cached,
     }
     static = renderer.static("integrations")
+    owners_of: dict[str, tuple[str, ...]] = {}  # several may import a file
     for name, owners in of_ranks.items():
         if owners:
-            wanted = {f"{name}.py"} | _reachable(static, (static[f"{name}.py"],), imported)
-            files += _copies(renderer, "integrations", "integrations/", owners, wanted)
+            for file in {f"{name}.py"} | _reachable(static, (static[f"{name}.py"],), imported):
+                owners_of[file] = tuple(dict.fromkeys((*owners_of.get(file, ()), *owners)))
+    for file, owners in owners_of.items():
+        files += _copies(renderer, "integrations", "integrations/", owners, {file})
     owners = tuple(sorted({owner for _, artifact in files for owner in artifact.owners}))
     if files:
         yield from _copies(renderer, "integrations", "integrations/", owners, {"__init__.py"})

@@ -6,8 +6,13 @@
     layer.load_state_dict(tensor_parallel.read(layer, state, prefix))
     state |= tensor_parallel.write(layer, prefix)
 
+    torch.distributed.checkpoint.save(tensor_parallel.sharded(layer, prefix=prefix), ...)
+
 A whole layer is the module without an option for tensor or expert parallelism, in this bundle's own
 layout; `checkpoints` gives that of other libraries'.  Values are only moved.
+
+A rank's own state dict has the whole layer's keys and a part of its values: distributed checkpoints
+would take those of one rank for all.  `sharded` says what part each is.
 """
 
 from __future__ import annotations
@@ -18,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _collectives
-from .._collectives import overlap
-from ._parameters import PARAMETERS, cell_of
+from .._collectives import check, overlap
+from ._layouts import Layout, layout_of
+from ._layouts import sharded as _sharded
 
-__all__ = ["overlap", "read", "write"]
+__all__ = ["check", "overlap", "read", "sharded", "write"]
 
 
 def read(layer: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
@@ -39,19 +44,21 @@ def read(layer: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> dic
         TypeError: the layer is no such module of this bundle.
         RuntimeError: a key is missing, or ranks cannot have equal parts; the message says which.
     """
-    split, ranks = _split(layer), _ranks(layer)
+    layout = _parts_of(layer)
     found = layer.state_dict()
     for path, parameter in layer.named_parameters():
-        key = prefix + path
+        lies = layout.lies[path]
+        key = prefix + lies.paths[layout.rank]
         if key not in state:
             raise RuntimeError(f"tensor_parallel: {key}: missing in the state dict")
         found[path] = state[key]
-        if path in split:
-            found[path] = _part(key, state[key], *split[path], ranks)
+        if lies.axis is not None:
+            found[path] = _part(key, state[key], lies.axis, lies.halves, layout)
         if found[path].shape != parameter.shape:
             raise RuntimeError(
                 f"tensor_parallel: {key}: expected {tuple(parameter.shape)} for each of "
-                f"{ranks.size()} ranks, got {tuple(found[path].shape)} of {tuple(state[key].shape)}"
+                f"{layout.ranks.size()} ranks, got {tuple(found[path].shape)} of "
+                f"{tuple(state[key].shape)}"
             )
     return found
 
@@ -66,57 +73,73 @@ def write(layer: nn.Module, prefix: str = "") -> dict[str, Tensor]:
     Raises:
         TypeError: as `read`.
     """
-    split, ranks = _split(layer), _ranks(layer)
+    layout = _parts_of(layer)
     state = {}
     for path, parameter in layer.named_parameters():
-        value = parameter.detach()
-        state[prefix + path] = _joined(value, *split[path], ranks) if path in split else value
+        lies, value = layout.lies[path], parameter.detach()
+        if lies.axis is not None:
+            joined = torch.cat(
+                [*_halves(_every(value, layout.ranks), lies.axis, lies.halves)], lies.axis
+            )
+            state[prefix + path] = joined
+        elif len({*lies.paths}) > 1:
+            every = zip(lies.paths, _every(value, layout.ranks), strict=True)
+            state |= {prefix + of_rank: each for of_rank, each in every}
+        else:
+            state[prefix + path] = value
     return state
 
 
-def _split(layer: nn.Module) -> dict[str, tuple[int, int]]:
-    """The dimension of each parameter that ranks have parts of, and its halves.
+def sharded(
+    layer: nn.Module, tensors: Mapping[str, Tensor] | None = None, prefix: str = ""
+) -> dict[str, Tensor]:
+    """Parameters as `torch.distributed.checkpoint` has to know them, in the memory that they have.
 
-    Parameters of one group each, `weight0` and so on, have all dimensions but that of groups.
+    Saved, they are those of the whole layer, once each; loaded, they are in the layer, whatever
+    number of ranks saved them, with this option or another, or whole.  Those that ranks have parts
+    of are DTensors over the group.  Gate and up are a dimension of their own, [..., 2, F, ...].
+
+    Args:
+        layer: as for `read`, or a whole one; what wraps it must not have sharded its parameters.
+        tensors: like its parameters, by their paths, such as the moments of an optimiser; None for
+            the parameters.
+        prefix: of the keys, with its last dot.
+
+    Raises:
+        TypeError: as `read`; or something has sharded them already, such as FSDP.
     """
-    cell = cell_of(layer)
-    split = PARAMETERS[cell].split if cell else ()
-    if not split:
+    if tensors is None:
+        tensors = dict(layer.named_parameters())
+    return _sharded(layout_of(layer), tensors, prefix)
+
+
+def _parts_of(layer: nn.Module) -> Layout:
+    layout = layout_of(layer)
+    if layout.ranks is None:
         raise TypeError(
             f"tensor_parallel: {type(layer).__name__} of {type(layer).__module__}: expected a "
             "module of this bundle of whose weights each rank has a part"
         )
-    found = {path: (axis, halves) for path, axis, halves in split}
-    names = {name for name, _ in layer.named_parameters()}
-    for name in names - found.keys():
-        whole = name.rstrip("0123456789")
-        if whole in found and whole not in names:
-            axis, halves = found[whole]
-            found[name] = (axis - 1, halves)
-    return found
+    return layout
 
 
-def _ranks(layer: nn.Module) -> Any:
-    keyword = PARAMETERS[cell_of(layer)].group
-    return _collectives.Place(type(layer).__name__, "", keyword, getattr(layer, keyword)).ranks
-
-
-def _part(key: str, value: Tensor, axis: int, halves: int, ranks: Any) -> Tensor:
+def _part(key: str, value: Tensor, axis: int, halves: int, layout: Layout) -> Tensor:
     """This rank's part of each half."""
-    count, rank = ranks.size(), torch.distributed.get_rank(ranks)
+    count = layout.ranks.size()
     if value.dim() <= axis or value.shape[axis] % (halves * count):
         raise RuntimeError(
             f"tensor_parallel: {key}: expected a multiple of {halves * count} in dimension {axis} "
             f"for {count} ranks, got {tuple(value.shape)}"
         )
-    return torch.cat([half.chunk(count, axis)[rank] for half in value.chunk(halves, axis)], axis)
+    parts = [half.chunk(count, axis)[layout.rank] for half in value.chunk(halves, axis)]
+    return torch.cat(parts, axis)
 
 
-def _joined(value: Tensor, axis: int, halves: int, ranks: Any) -> Tensor:
-    """The parts of all ranks, half by half."""
+def _every(value: Tensor, ranks: Any) -> list[Tensor]:
+    """Those of all ranks."""
     every = [torch.empty_like(value) for _ in range(ranks.size())]
     torch.distributed.all_gather(every, value.contiguous(), group=ranks)
-    return torch.cat([*_halves(every, axis, halves)], axis)
+    return every
 
 
 def _halves(every: list[Tensor], axis: int, halves: int) -> Iterator[Tensor]:
