@@ -56,14 +56,18 @@ class Peer:
 
 
 _SCORED = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1}
+_V4 = {"scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5}
+_BIAS = "e_score_correction_bias"
 PEERS = (
     Peer("router_mixtral", "mixtral", "MixtralTopKRouter", 8, 2),
     Peer("router", "qwen3_moe", "Qwen3MoeTopKRouter", 128, 8, {"norm_topk_prob": True}),
     Peer("router", "qwen3_5_moe", "Qwen3_5MoeTopKRouter", 256, 8, {"norm_topk_prob": True}),
     Peer("router_olmoe", "olmoe", "OlmoeTopKRouter", 64, 8, {"norm_topk_prob": False}),
     Peer("router_gpt_oss", "gpt_oss", "GptOssTopKRouter", 32, 4),
+    Peer("router_gpt_oss", "gpt_oss", "GptOssTopKRouter", 128, 4),
     Peer("router_mixtral", "minimax", "MiniMaxTopKRouter", 32, 2),
     Peer("router_llama4", "llama4", "Llama4Router", 16, 1),
+    Peer("router_llama4", "llama4", "Llama4Router", 128, 1),
     Peer(
         "router_deepseek_v2",
         "deepseek_v2",
@@ -84,16 +88,18 @@ PEERS = (
         256,
         8,
         {"norm_topk_prob": True, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
-        bias="e_score_correction_bias",
+        bias=_BIAS,
     ),
+    Peer("router_deepseek_v4", "deepseek_v4", "DeepseekV4TopKRouter", 256, 6, _V4, bias=_BIAS),
+    Peer("router_deepseek_v4", "deepseek_v4", "DeepseekV4TopKRouter", 384, 6, _V4, bias=_BIAS),
     Peer(
-        "router_deepseek_v4",
-        "deepseek_v4",
-        "DeepseekV4TopKRouter",
-        384,
-        6,
-        {"scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5},
-        bias="e_score_correction_bias",
+        "router_sigmoid",
+        "glm4_moe",
+        "Glm4MoeTopkRouter",
+        128,
+        8,
+        {**_SCORED, "routed_scaling_factor": 1.0},
+        bias=_BIAS,
     ),
     Peer(
         "router_sigmoid",
@@ -103,7 +109,7 @@ PEERS = (
         8,
         {**_SCORED, "routed_scaling_factor": 2.5},
         {"scale": 2.5},
-        "e_score_correction_bias",
+        _BIAS,
     ),
     # Kimi-K2 has DeepSeek-V3's class, with one group.
     Peer(
@@ -114,7 +120,7 @@ PEERS = (
         8,
         {**_SCORED, "routed_scaling_factor": 2.827},
         {"scale": 2.827},
-        "e_score_correction_bias",
+        _BIAS,
     ),
     Peer("router_sigmoid", "minimax_m2", "MiniMaxM2TopKRouter", 256, 8, bias="given"),
     Peer(
@@ -133,7 +139,7 @@ PEERS = (
         768,
         12,
         {"n_routed_experts": 512, "zero_expert_num": 256, "routed_scaling_factor": 6.0},
-        bias="e_score_correction_bias",
+        bias=_BIAS,
     ),
 )
 """Every row of the models that transformers has a class of."""
@@ -305,6 +311,29 @@ def test_losses_of_sequences(cells: dict[str, Any]) -> None:
     exact = torch.autograd.grad(30 * expected, leaves)
     for one, other in zip(found, exact, strict=True):
         assert ((one - other).norm() / other.norm()).item() < 5e-3
+
+
+@pytest.mark.parametrize("module", ["router", "router_deepseek_v3"])
+def test_losses_of_ranks_add_up(cells: dict[str, Any], module: str) -> None:
+    """With the counts of all, to that of the whole batch, and so do gradients: a sum, no mean.
+
+    Ranks of one process, which have as many tokens as they like.
+    """
+    route = getattr(cells[module], module)
+    x, weight = random(TOKENS, HIDDEN).bfloat16(), random(32, HIDDEN, seed=1).bfloat16()
+    x, weight = x.requires_grad_(), (0.125 * weight).requires_grad_()
+    whole = route(x, weight, aux_coefficient=0.5)
+    ranks = x.split([TOKENS // 4, TOKENS - TOKENS // 4])
+    all_counts = torch.stack([route(rank, weight)[4] for rank in ranks]).sum(0)
+    assert torch.equal(all_counts, whole[4])
+    losses = [route(rank, weight, None, all_counts, aux_coefficient=0.5)[1] for rank in ranks]
+    torch.testing.assert_close(torch.stack(losses).sum(), whole[1], rtol=1e-6, atol=0.0)
+    alone = [route(rank, weight, aux_coefficient=0.5)[1] for rank in ranks]
+    assert abs(torch.stack(alone).mean() - whole[1]) > 1e-3 * whole[1], "counts are of all"
+    exact = torch.autograd.grad(30 * whole[1], (x, weight))
+    found = torch.autograd.grad([30 * loss for loss in losses], (x, weight))
+    for one, other in zip(found, exact, strict=True):
+        assert ((one - other).double().norm() / other.double().norm()).item() < 5e-3
 
 
 @pytest.mark.parametrize("sequences", [-1, 0, 3])

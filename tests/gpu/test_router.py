@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,13 +11,29 @@ from typing import Any
 import gpu_support as support
 import pytest
 import torch
+from bundles import BUILD, EVIDENCE, library_of, load_bundle
 from torch import Tensor
 
-MODULES = {
-    "router": {"score": "softmax", "groups": 1, "kept_groups": 1, "group_top": 1},
-    "router_deepseek_v3": {"score": "sigmoid", "groups": 8, "kept_groups": 4, "group_top": 2},
+PLAIN = {
+    "score": "softmax",
+    "normalized": True,
+    "top_k": 8,
+    "groups": 1,
+    "kept_groups": 1,
+    "group_top": 1,
 }
-"""What each module is generated with; both choose eight and normalise."""
+MODULES: dict[str, dict[str, Any]] = {
+    "router": {},
+    "router_deepseek_v3": {"score": "sigmoid", "groups": 8, "kept_groups": 4, "group_top": 2},
+    "router_olmoe": {"normalized": False},
+    "router_llama4": {"score": "sigmoid", "normalized": False, "top_k": 1},
+    "router_deepseek_v2": {"groups": 8, "kept_groups": 3, "normalized": False, "top_k": 6},
+    "router_deepseek_v4": {"score": "sqrt_softplus", "top_k": 6},
+    "router_longcat": {"normalized": False, "top_k": 12},
+}
+"""What each module is generated with, besides what is plain."""
+BIASED = ("router_deepseek_v3", "router_deepseek_v4", "router_longcat")
+NOT_GIVEN_BACKWARDS = ("top_k", "groups", "kept_groups", "group_top")
 SCALARS = {
     "eps": 1e-20,
     "least_sum": 0.0,
@@ -28,6 +45,10 @@ SCALARS = {
 HIDDEN = 264
 EXPERTS = (16, 64, 128, 136, 256, 264, 512, 1024)
 ROWS = (0, 1, 31, 5000)
+PROBLEMS = (
+    *product(("router", "router_deepseek_v3"), EXPERTS, ROWS),
+    *product([*MODULES][2:], (16, 136, 1024), (0, 31, 5000)),
+)
 
 
 def operands(rows: int, experts: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -38,12 +59,13 @@ def operands(rows: int, experts: int, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return x, weight, bias, torch.arange(experts, device=x.device)
 
 
-@pytest.fixture(autouse=True)
-def _has_routers(bundle: ModuleType) -> None:
-    """Bundles that keep digests of most cells have none of these."""
-    folder = Path(str(bundle.__file__)).parent
-    if not all((folder / f"{module}__bf16.py").exists() for module in MODULES):
-        pytest.skip(f"{folder.name} has no {', '.join(MODULES)}")
+def holder(folder: Path, module: str) -> ModuleType:
+    """The bundle under test where it has a router, or that of further cells of its architecture."""
+    for held in (folder, BUILD / EVIDENCE / folder.name):
+        runs = support.DEVICE == "cpu" or library_of(held) is not None
+        if runs and (held / f"{module}__bf16.py").is_file():
+            return load_bundle(held, None if held == folder else f"further_{folder.name}")
+    pytest.skip(f"neither {folder.name} nor its bundle of further cells has {module}")
 
 
 def reference_of(bundle: ModuleType) -> Any:
@@ -51,15 +73,13 @@ def reference_of(bundle: ModuleType) -> Any:
 
 
 @pytest.mark.parametrize("dtype", support.DTYPES)
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("experts", EXPERTS)
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(("module", "experts", "rows"), PROBLEMS)
 def test_both_directions(
-    bundle: ModuleType, module: str, experts: int, rows: int, dtype: torch.dtype
+    folder: Path, module: str, experts: int, rows: int, dtype: torch.dtype
 ) -> None:
     """Of the same logits the reference chooses the same; gradients are those of float64."""
+    bundle, biased = holder(folder, module), module in BIASED
     x, weight, bias, all_counts = operands(rows, experts, dtype)
-    biased = module == "router_deepseek_v3"
     given = (x, weight, bias if biased else None, all_counts, None)
     forward = support.op_of(bundle, f"{module}__bf16_forward")
     probs, aux_loss, z_loss, ids, counts, logits = forward(
@@ -68,7 +88,7 @@ def test_both_directions(
     exact = x.double() @ weight.double().T
     assert logits.dtype == torch.float32
     assert ((logits - exact).abs() <= 1e-5 * (1 + exact.abs())).all()
-    words = {**SCALARS, "normalized": True, **MODULES[module], "top_k": 8}
+    words: dict[str, Any] = {**SCALARS, **PLAIN, **MODULES[module]}
     bias_there = bias.cpu() if biased else None
     expected = reference_of(bundle).forward(
         logits.cpu(), **words, choice_bias=bias_there, all_counts=all_counts.cpu()
@@ -80,15 +100,13 @@ def test_both_directions(
     assert ((probs.cpu() - expected[0]).abs()[same] <= 1e-5).all()
     for loss, other in ((aux_loss, expected[1]), (z_loss, expected[2])):
         assert abs(loss.item() - other.item()) <= 1e-4 * abs(other.item())
-    dprobs = support.randn((rows, 8), torch.float32, 4)
+    dprobs = support.randn((rows, words["top_k"]), torch.float32, 4)
     incoming = (dprobs, torch.tensor(30.0, device=x.device), torch.tensor(-20.0, device=x.device))
     function = getattr(importlib.import_module(f"{bundle.__name__}.{module}__bf16"), module)
     leaves = tuple(each.requires_grad_() for each in (x, weight, weight.new_zeros(experts)))
     results = function(*leaves[:2], given[2], all_counts, leaves[2], **SCALARS)
     dx, dweight, dbias = torch.autograd.grad(results[:3], leaves, incoming)
-    scalars = {
-        k: v for k, v in words.items() if k not in ("top_k", "groups", "kept_groups", "group_top")
-    }
+    scalars = {name: value for name, value in words.items() if name not in NOT_GIVEN_BACKWARDS}
     dlogits = reference_of(bundle).backward(
         dprobs.double(),
         logits.double(),
@@ -106,20 +124,22 @@ def test_both_directions(
     assert support.relative_error(dbias, dlogits.sum(0)) < tolerance
 
 
-def test_logits_that_are_not_finite(bundle: ModuleType) -> None:
+def test_logits_that_are_not_finite(folder: Path) -> None:
     """Every token chooses experts that differ and exist, and what follows from NaN is NaN."""
     x, weight, *_ = operands(64, 128, torch.bfloat16)
     x[1], x[2, 0] = torch.nan, torch.inf
-    probs, _, _, ids, counts = support.function_of(bundle, "router")(x, weight)
+    probs, _, _, ids, counts = support.function_of(holder(folder, "router"), "router")(x, weight)
     assert ((ids >= 0) & (ids < 128)).all() and counts.sum() == 64 * 8
     assert (ids.sort(-1).values.diff() > 0).all()
     assert probs[1].isnan().all() and probs[2].isnan().any()
     assert probs[3:].isfinite().all()
 
 
-def test_a_replay_has_the_bits_of_an_eager_call(bundle: ModuleType) -> None:
+@pytest.mark.skipif(support.DEVICE == "cpu", reason="the CPU has no graphs")
+@pytest.mark.parametrize("module", ["router_deepseek_v3", "router_deepseek_v4"])
+def test_a_replay_has_the_bits_of_an_eager_call(folder: Path, module: str) -> None:
     x, weight, bias, _ = operands(4096, 256, torch.bfloat16)
-    function = support.function_of(bundle, "router_deepseek_v3")
+    function = support.function_of(holder(folder, module), module)
     coefficients = {"aux_coefficient": 0.5, "z_coefficient": 0.25}
 
     def run() -> tuple[Tensor, ...]:

@@ -22,7 +22,8 @@ PROBLEMS = (
     (2**20 + 3, 6, 384),
 )
 HIDDEN = 64
-REPLAYS = 10_000
+REPLAYS = {"bf16": 10_000, "fp8_block": 1000}
+ROUTED_REPLAYS = 500
 ROUTES = ("skewed", "one", "skewed", "few", "none")
 """In turn: many experts, of whom tokens are dropped; all to one; none to most; all dropped."""
 
@@ -125,10 +126,11 @@ def replayed(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     return graph, results
 
 
-def test_graphs_replay_any_routing(bundle: ModuleType) -> None:
+@pytest.mark.parametrize("recipe", REPLAYS)
+def test_graphs_replay_any_routing(bundle: ModuleType, recipe: str) -> None:
     """Of the layer and its gradients, with the bits of eager calls."""
     tokens, choices, experts = 777, 4, 16
-    layer = module(bundle, "moe_layer").MoELayer(
+    layer = module(bundle, "moe_layer", recipe).MoELayer(
         num_experts=experts, hidden=128, intermediate=64, device=support.DEVICE
     )
     x = support.randn((tokens, 128), torch.bfloat16, 1).requires_grad_()
@@ -142,13 +144,50 @@ def test_graphs_replay_any_routing(bundle: ModuleType) -> None:
         return (y, *torch.autograd.grad(y, leaves, dy))
 
     graph, results = replayed(step)
-    for seed in range(REPLAYS):
+    for seed in range(REPLAYS[recipe]):
         new = routed(tokens, choices, experts, seed, ROUTES[seed % len(ROUTES)])
         for tensor, values in zip((ids, counts), new, strict=True):
             tensor.copy_(values)
         graph.replay()
         for got, wanted in zip(results, step(), strict=True):
             assert torch.equal(got, wanted), seed
+
+
+def test_graphs_replay_what_a_router_chooses(bundle: ModuleType) -> None:
+    """Of a layer with a router, its losses and gradients; a bias sends tokens where it likes."""
+    tokens, experts = 777, 24
+    layer = module(bundle, "routed_moe_layer").RoutedMoELayer(
+        num_experts=experts,
+        hidden=128,
+        intermediate=64,
+        device=support.DEVICE,
+        router_aux_coefficient=0.5,
+        router_z_coefficient=0.25,
+    )
+    x = support.randn((tokens, 128), torch.bfloat16, 1).requires_grad_()
+    bias = torch.zeros(experts, device=support.DEVICE)
+    dy, one = support.randn((tokens, 128), torch.bfloat16, 2), torch.ones((), device=x.device)
+    leaves = (x, *layer.parameters())
+
+    def step() -> tuple[Tensor, ...]:
+        y, aux_loss, z_loss, counts = layer(x, bias)
+        gradients = torch.autograd.grad((y, aux_loss, z_loss), leaves, (dy, one, one))
+        return (y, aux_loss, z_loss, counts, *gradients)
+
+    graph, results = replayed(step)
+    for seed in range(ROUTED_REPLAYS):
+        x.detach().copy_(support.randn((tokens, 128), torch.bfloat16, 3 + seed))
+        drawn = torch.zeros(experts)
+        if seed % 3 == 1:  # all tokens choose the same
+            drawn[torch.randperm(experts, generator=torch.Generator().manual_seed(seed))[:8]] = 9.0
+        elif seed % 3 == 2:
+            drawn = torch.randn(experts, generator=torch.Generator().manual_seed(seed))
+        bias.copy_(drawn)
+        graph.replay()
+        for got, wanted in zip(results, step(), strict=True):
+            assert torch.equal(got, wanted), seed
+        if seed % 3 == 1:
+            assert torch.equal(results[3], tokens * (bias > 0))
 
 
 @pytest.mark.parametrize("draw", ("skewed", "one"))
