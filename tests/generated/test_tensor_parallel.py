@@ -419,6 +419,14 @@ for layer, prefix, whole in layers(words[0] == "load"):
 
 meta = dcp.FileSystemReader(f"{words[1]}/experts.").read_metadata().state_dict_metadata
 assert meta["experts.fc1.weight"].size == (E, 2, F, H) and meta["experts.fc2.bias"].size == (E, H)
+both = expert_parallel.ExpertParallel(build("moe_layer__bf16__tensor_parallel", E, H, F // ranks))
+try:
+    both.sharded()
+    raise SystemExit("parts of features for all")
+except TypeError as error:
+    assert "ranks share features of moe_layer__bf16__tensor_parallel" in str(error), error
+state = both.sharded(tensor_parallel.write(both.layer))
+assert state["fc1.weight"].shape == (ranks * E, 2, F, H)
 row = build("linear__bf16__row_parallel", H, F)
 mesh = dist.init_device_mesh("cpu", (ranks,))
 for p in ("weight", "bias"):

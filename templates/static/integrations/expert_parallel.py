@@ -186,13 +186,20 @@ class ExpertParallel(nn.Module):
 
         Args:
             tensors: like the layer's parameters, by their paths there, such as the moments of an
-                optimiser; None for the parameters.
+                optimiser; None for the parameters.  Of a layer whose features ranks share, too,
+                what `tensor_parallel.write` gives.
             prefix: of the keys, with its last dot.
 
         Raises:
-            TypeError: something has sharded them already, such as FSDP.
+            TypeError: something has sharded them already, such as FSDP; or ranks share features.
         """
         if tensors is None:
+            cell = cell_of(self.layer)
+            if cell and any(axis for _, axis, _ in PARAMETERS[cell].split):
+                raise TypeError(
+                    f"ExpertParallel: ranks share features of {cell}, too: give what "
+                    "`tensor_parallel.write(layer)` gives, which `tensor_parallel.read` takes back"
+                )
             tensors = dict(self.layer.named_parameters())
         layout = _layouts.layout_of_experts(self.layer, self.group)
         return _layouts.sharded(layout, tensors, prefix)
