@@ -84,7 +84,9 @@ def _known(layer: nn.Module) -> Parameters:
 def _layout(
     layer: nn.Module, split: Mapping[str, tuple[int, int]], group: ProcessGroup | None, keyword: str
 ) -> Layout:
-    ranks = _collectives.Place(type(layer).__name__, "", keyword, group).ranks if split else None
+    ranks: Any = None
+    if split:
+        ranks = _collectives.Place(type(layer).__name__, "", keyword, group).ranks
     names, known = [name for name, _ in layer.named_parameters()], _known(layer)
     count = ranks.size() if split else 1
     return Layout(ranks, {name: _lies(name, names, split, known, count) for name in names})
