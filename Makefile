@@ -17,7 +17,7 @@ INPUTS := pyproject.toml constraints.txt Makefile
 # Tests are imported by two processes in each of several tiers, and pytest's rewriting of them takes minutes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix collect test-fast test-broad test-options test-kernels test-exhaustive test-all compile-all gpu-build gpu-test release-check check regenerate before clean
+.PHONY: demo test lint lint-style lint-types lint-benchmarks lint-generated lint-digests lint-matrix collect test-fast test-broad test-options test-kernels test-exhaustive test-all compiled compile-all gpu-build gpu-test release-check check regenerate before clean
 
 # Trains a small model with mixture-of-experts layers of plain PyTorch and with generated ones.
 demo: $(VENV)/demo.stamp
@@ -76,6 +76,11 @@ test-all:
 compile-all: $(VENV)/test.stamp
 	$(BIN)/python tests/compile/compile_all.py --record $(ARCHS)
 	$(BIN)/python docs/pages.py
+
+# Compile the units of bundles that are not on record as what their contracts say, and record them: test-kernels
+# compiles what is not on record, and a sample of the rest.
+compiled: $(VENV)/test.stamp
+	PYTHONPATH=tests $(BIN)/python -m tests.compile.on_record
 
 # On a machine with a GPU: run the tests of every bundle it can run, and record what ran.
 gpu-test: $(VENV)/test.stamp

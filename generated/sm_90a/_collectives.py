@@ -10,25 +10,19 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import zip_longest
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
-from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _exchanges, _overlap
+from ._alike import compare_facts, require_alike
 from ._place import Place
 
 _OVERLAPPING: set[str] = set()
 """Names of groups."""
-_CHECKED: set[str] = set()
-"""Names of those whose ranks compare what they send."""
-_LATE: WeakKeyDictionary[nn.Module, list[tuple[str, dict[str, str]]]] = WeakKeyDictionary()
-"""What has to be the same of modules that were made before there were ranks, by their keywords."""
 
 
 class Lies(NamedTuple):
@@ -94,7 +88,7 @@ def start_all_reduce(place: Place, sources: tuple[Tensor | None, ...], *, op: st
     Raises:
         RuntimeError: there are no ranks, or one of them is lost; the message names the place.
     """
-    _require_alike(place, sources)
+    require_alike(place, sources)
     present = [source for source in sources if source is not None]
     if not present or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
@@ -175,7 +169,7 @@ def start_gather_copy(
         RuntimeError: as `start_all_reduce`.
     """
     (source,) = sources
-    _require_alike(place, sources)
+    require_alike(place, sources)
     if source is None or place.ranks.size() == 1:
         return Pending(place, None, here=sources)
     sent = source.contiguous()
@@ -316,28 +310,10 @@ def overlap(
     if timeout is not None and timeout <= timedelta(0):
         raise ValueError(f"overlap: timeout: expected some time, got {timeout}")
     ranks = Place("overlap", "", "group", group).ranks
-    _compare("group", group, [{"module": "overlap", "on": str(on), "timeout": str(timeout)}])
+    compare_facts("group", group, [{"module": "overlap", "on": str(on), "timeout": str(timeout)}])
     if timeout is not None:
         _exchanges.limit(ranks, timeout)
     (_OVERLAPPING.add if on else _OVERLAPPING.discard)(ranks.group_name)
-
-
-def check(group: ProcessGroup | None = None, *, on: bool = True) -> None:
-    """Let ranks compare what each is about to send, and refuse what differs, to find an error.
-
-    For modules of this bundle whose group it is, in eager mode; compiled code and captured graphs
-    go on as before.  Nothing else notices ranks with another number of tokens: a result has another
-    size then, or what was in memory.  The host waits for all ranks before each collective.  All
-    ranks call this alike.
-
-    Args:
-        group: the ranks; None for all.
-        on: whether they do from here on.
-
-    Raises:
-        RuntimeError: there are no ranks.
-    """
-    (_CHECKED.add if on else _CHECKED.discard)(Place("check", "", "group", group).ranks.group_name)
 
 
 def product_of_gathered(
@@ -513,65 +489,6 @@ def count(group: ProcessGroup | None) -> int:
     return torch.distributed.get_world_size(group) if initialized else 1
 
 
-def compare(module: nn.Module, cell: str, keyword: str, **facts: str) -> None:
-    """Refuse a module that is not the same on all ranks, before any of them communicates.
-
-    Before there are ranks nothing is compared: it is when the first module of that group sends
-    something, in eager mode.  Nor is it where ranks are pretended (backend `fake`).
-
-    Args:
-        module: the module, which every rank of the group makes.
-        cell: of it.
-        keyword: attribute of it that is the group; None there for all ranks.
-        facts: what has to be the same.
-
-    Raises:
-        ValueError: on all ranks, something is not; the message says what, and where.
-    """
-    if torch.distributed.is_initialized():
-        _compare(keyword, getattr(module, keyword), [{"module": cell, **facts}])
-    else:
-        _LATE.setdefault(module, []).append((keyword, {"module": cell, **facts}))
-
-
-def _compare_late(place: Place) -> None:
-    """What was made before there were ranks, of one group.  No compiler traces it, and no graph
-    captures it.
-
-    Raises:
-        ValueError: as `compare`.
-    """
-    late: list[dict[str, str]] = []
-    for module, waiting in list(_LATE.items()):
-        for each in list(waiting):
-            keyword, facts = each
-            if keyword == place.keyword and getattr(module, keyword) is place.group:
-                late.append(facts)
-                waiting.remove(each)
-        if not waiting:
-            del _LATE[module]
-    if late:
-        _compare(place.keyword, place.group, late)
-
-
-def _compare(keyword: str, group: ProcessGroup | None, own: list[dict[str, str]]) -> None:
-    """The same of several modules, in the order in which they were made."""
-    if torch.distributed.get_backend(group) == "fake":
-        return
-    every: list[Any] = [None] * torch.distributed.get_world_size(group)
-    with _disable_current_modes():
-        torch.distributed.all_gather_object(every, own, group)
-    here = torch.distributed.get_rank(group)
-    for rank, others in enumerate(every):
-        for mine, other in zip_longest(own, others, fillvalue={"module": "no more of them"}):
-            for key in dict.fromkeys((*mine, *other)):
-                if mine.get(key) != other.get(key):
-                    raise ValueError(
-                        f"{own[0]['module']}: {keyword}: {key}: {mine.get(key)} on rank {here}, "
-                        f"{other.get(key)} on rank {rank}; all ranks need the same"
-                    )
-
-
 def _overlaps(place: Place, source: Tensor) -> bool:
     """What compilers trace does not: copies and flags are no ops that they could trace."""
     if not source.is_cuda or torch.compiler.is_compiling() or not _OVERLAPPING:
@@ -596,27 +513,13 @@ def _of_rows(rows: Tensor, width: int) -> Tensor:
     return torch.empty_like(view, memory_format=torch.contiguous_format)
 
 
-def _is_captured() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
 def _require_rows(place: Place, source: Tensor | None, dims: int) -> None:
     if source is not None and source.dim() < dims:
         raise RuntimeError(
             f"{place.cell}: {place.step}: expected {dims} dimensions or more, the first of them of "
             f"tokens, which ranks have some of each, got shape {tuple(source.shape)}"
         )
-    _require_alike(place, (source,))
-
-
-def _require_alike(place: Place, sources: tuple[Tensor | None, ...]) -> None:
-    """What ranks are about to send is of one shape and type, where they are to `check` it."""
-    if torch.compiler.is_compiling() or not _CHECKED or _is_captured():
-        return
-    if place.ranks.group_name in _CHECKED:
-        own = [None if each is None else (*each.shape, str(each.dtype)) for each in sources]
-        facts = {"module": place.cell, place.step: str(own)}
-        _compare(place.keyword, place.group, [facts])
+    require_alike(place, (source,))
 
 
 def _refuse_unequal(place: Place, source: Tensor) -> None:
@@ -631,8 +534,6 @@ def _refuse_unequal(place: Place, source: Tensor) -> None:
 @contextmanager
 def _named(place: Place) -> Iterator[None]:
     """An error of a collective says which one it was, and on which rank."""
-    if not torch.compiler.is_compiling() and _LATE and not _is_captured():
-        _compare_late(place)
     try:
         yield
     except RuntimeError as error:

@@ -22,6 +22,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
+from ._alike import is_captured
 from ._place import Place
 from ._streams import COPIES, FREE, FULL, ROOM, TURNS, Memory, nbytes_of
 
@@ -89,7 +90,7 @@ class _Group:
                 is captured.
         """
         if not self.memories or self.memories[-1].capacity < nbytes:
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            if is_captured():
                 raise RuntimeError(
                     "overlap: ranks make memory for so many tokens together, which no graph can "
                     "capture; run the same call once before the capture"

@@ -25,11 +25,10 @@ from typing import TypeVar
 
 from fusegen.build.compilation import commands
 from fusegen.build.compilation import compile_all as compile_units
-from fusegen.build.contracts import Code, Promise, promises
+from fusegen.build.contracts import Code, Promise, code_of, promises
 from fusegen.build.library import default_jobs
 from fusegen.build.objcache import CachedObject, ObjectCache, default_root
 from fusegen.build.progress import Progress, Silent
-from fusegen.build.sass import opcodes
 from fusegen.build.sources import CellUnits, Sources
 from fusegen.build.toolchain import Toolchain, dotted, find_toolchain
 from fusegen.checks.load import load
@@ -210,16 +209,11 @@ def _with(
     found: Compiled, name: str, family: str, promise: Promise, compiled: CachedObject
 ) -> Compiled:
     """What was found, and one more unit, or what it breaks."""
-    stem, code = Path(name).stem, _code(promise, compiled)
+    stem, code = Path(name).stem, code_of(promise, compiled)
     if breaches := tuple(promise.breaches(compiled.report, code)):
         return replace(found, broken={**found.broken, stem: breaches})
     unit = _unit(family, promise, compiled, code)
     return replace(found, units={**found.units, stem: unit})
-
-
-def _code(promise: Promise, compiled: CachedObject) -> Code:
-    names = [kernel.name for kernel in compiled.report.kernels]
-    return opcodes(compiled.path, names) if promise.contract.reads_code else {}
 
 
 def _unit(family: str, promise: Promise, compiled: CachedObject, code: Code) -> Unit:

@@ -1,55 +1,34 @@
-"""Kernels of sm_89 that earlier GPUs have not: FP8 by `mma.sync`, and what they stand beside."""
+"""FP8 by `mma.sync`, which sm_89 has and earlier GPUs have not."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from fusegen import api
-from fusegen.build.library import BuildReport
 from fusegen.build.sass import opcodes
 
-from .contracts import broken, compiled, promises_of
-from .test_bundles import SPECS
+from . import on_record
 
 pytestmark = pytest.mark.compile
 
-ARCH = "sm_89"
-RECIPES = ("fp8_delayed", "fp8_rowwise", "fp8_block", "nvfp4")
-"""Fast and split sums of both formats, every scaling, and what is decoded."""
+PAIRS = {("e4m3", "e4m3"), ("e5m2", "e4m3")}
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
-    out = tmp_path_factory.mktemp("ada")
-    request = api.Request(
-        out=out,
-        archs=(ARCH,),
-        modules=("grouped_linear",),
-        recipes=RECIPES,
-        options=("add_to_main_grad",),
-    )
-    api.generate(request, api.Policy.WRITE)
-    return compiled(out / ARCH)
-
-
-def test_every_unit_keeps_its_contract(built: BuildReport) -> None:
-    assert broken(built, promises_of(built.library.parents[1], SPECS)) == []
-
-
-def test_codes_are_multiplied_in_their_own_formats(built: BuildReport) -> None:
+def test_codes_are_multiplied_in_their_own_formats(tmp_path: Path) -> None:
     """By one instruction alone, which Ada has for each pair of formats."""
-    units = {
-        unit: found.groups()
-        for unit in built.units
-        if (found := re.search(r"/gemm_fp8_.*_(e\dm\d)_(e\dm\d)_", unit.name))
+    units = on_record.units_of(on_record.write_further("ada", tmp_path), tmp_path)
+    formats = {
+        found.groups(): name
+        for name in sorted(units)
+        if (found := re.search(r"/gemm_fp8_.*_(e\dm\d)_(e\dm\d)_", name))
     }
-    assert {*units.values()} == {("e4m3", "e4m3"), ("e5m2", "e4m3")}
-    names = [kernel.name for unit in units for kernel in unit.report.kernels]
-    code = opcodes(built.library, names)
-    for unit, formats in units.items():
-        expected = ".".join(("QMMA.16832.F32", *(each.upper() for each in formats)))
-        for kernel in unit.report.kernels:
-            found = {each for each in code[kernel.name] if "MMA" in each}
-            assert found == {expected}, (unit.name, kernel.name)
+    assert {*formats} == PAIRS
+    objects = on_record.compiled([units[name] for name in formats.values()], tmp_path)
+    for pair, name in formats.items():
+        kernels = [kernel.name for kernel in objects[name].report.kernels]
+        code = opcodes(objects[name].path, kernels)
+        expected = ".".join(("QMMA.16832.F32", *(each.upper() for each in pair)))
+        for kernel in kernels:
+            assert {each for each in code[kernel] if "MMA" in each} == {expected}, (name, kernel)

@@ -1,7 +1,6 @@
-"""Committed bundles compile as the contracts of their families say, and load anywhere.
+"""Units of committed bundles are what the contracts of their families say, and libraries load.
 
-Those of `WHOLE` are built.  Of the others the units are compiled that none of these has with the
-same text, and what calls kernels; `compile_all.py` compiles the rest for them, too.
+What is on record as compiled (`on_record.py`) is compiled in part; what is not, all of it.
 """
 
 from __future__ import annotations
@@ -11,127 +10,140 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plans import SPECS
+from tiers import spread
 
-from fusegen.build.compilation import commands, compile_all
-from fusegen.build.library import BuildReport, UnitReport, default_jobs
-from fusegen.build.objcache import ObjectCache, default_root
-from fusegen.build.progress import Silent
-from fusegen.build.sources import read_sources
-from fusegen.build.toolchain import find_toolchain
+from fusegen import api
+from fusegen.build.library import BuildReport
+from fusegen.build.objcache import Report
+from fusegen.emit.digests import Tree
 from fusegen.families.pointwise_quantize import POINTWISE_QUANTIZE
 
-from .contracts import broken, broken_by, compiled, promises_of
+from . import on_record
+from .contracts import compiled
+from .on_record import COMPILED, ROOT, Unit
 
-ROOT = Path(__file__).parents[2]
-COMPILED = sorted(path.parents[1] for path in (ROOT / "generated").glob("*/csrc/sources.cmake"))
-WHOLE = [bundle for bundle in COMPILED if bundle.name in ("sm_90a", "sm_100a", "sm_120a")]
 pytestmark = pytest.mark.compile
 
+FEW = 2
+"""Kernels, and launchers, of a bundle that are compiled though they are on record."""
 
 # Element types, as names of kernels have them. A unit has the same kernels for each.
 ELEMENTS = ("13__nv_bfloat16", "6__half")
 
-# Loads a bundle by path, and runs one of its modules on the CPU.
+UNTYPED = {f"kernels/{name}.cu" for name in ("gather_rows", "routing_plan", "take", "route")}
+"""Units whose kernels copy 16-bit values, whatever they are, or have fp32 and integers alone."""
+
+# Loads a bundle by path, and runs its module on the CPU.
 LOAD_LIBRARY = """
 import importlib.util, sys, torch
 spec = importlib.util.spec_from_file_location(
     "vendored", {folder!r} + "/__init__.py", submodule_search_locations=[{folder!r}])
 sys.modules["vendored"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["vendored"])
-module = getattr(sys.modules["vendored"], {cell!r})
+layer = sys.modules["vendored"].swiglu__bf16.SwiGLU()
 library = sys.modules["vendored"]._library
 assert library._NAMESPACE.compiled
 names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-assert library.NAMESPACE + "::" + {cell!r} + "_forward" in names
-grouped = {cell!r}.startswith("grouped")
-layer = module.GroupedLinear(2, 16, 8) if grouped else module.Linear(16, 8)
-for weight in layer.parameters():  # which some cells want
-    weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
-x = torch.ones(4, 16, dtype=torch.bfloat16)
-y = layer(x, torch.tensor([1, 2])) if grouped else layer(x)
-assert y.shape == (4, 8) and y[:3].any() and y[3:].any() != grouped
+assert library.NAMESPACE + "::swiglu__bf16_forward" in names
+h = torch.ones(4, 16, dtype=torch.bfloat16)
+assert torch.allclose(layer(h).float(), torch.nn.functional.silu(torch.ones(4, 8)), rtol=.01)
 """
 
 
-@cache
-def report(bundle: Path) -> BuildReport:
-    """The build of a bundle, once per run; objects come from the cache where nothing changed."""
-    return compiled(bundle)
+def hold(units: dict[str, Unit], scratch: Path) -> None:
+    """Demand that units are what they have to be."""
+    faulthandler.cancel_dump_traceback_later()  # compilers may take long, and do not stand still
+    objects = on_record.compiled(units.values(), scratch)
+    for name, unit in units.items():
+        assert on_record.breaches(unit, objects[name]) == []
+        if name.startswith("kernels/"):
+            assert_kernels_of_each_type(name, objects[name].report)
 
 
-@pytest.fixture(params=WHOLE, ids=lambda path: path.name)
-def built(request: pytest.FixtureRequest) -> BuildReport:
-    """Every bundle that is built, in turn."""
-    return report(request.param)
+def assert_kernels_of_each_type(name: str, report: Report) -> None:
+    """A unit has the same kernels for both element types."""
+    names = [kernel.name for kernel in report.kernels]
+    first, *others = (named_for(names, element) for element in ELEMENTS)
+    assert bool(first) != (name in UNTYPED), name
+    assert all(each == first for each in others), name
 
 
-def kernel_units(built: BuildReport) -> list[UnitReport]:
-    return [unit for unit in built.units if unit.name.startswith("kernels/")]
+def named_for(names: Iterable[str], element: str) -> set[str]:
+    """Names of the kernels of an element type, without the type."""
+    return {name.replace(element, "") for name in names if element in name}
+
+
+def wanted(units: dict[str, Unit]) -> dict[str, Unit]:
+    """Those that are not on record, and a few others."""
+    names = on_record.lacking(units, on_record.read())
+    for suffix in (".cu", ".cpp"):
+        names |= spread([name for name in units if name.endswith(suffix)], FEW)
+    return {name: units[name] for name in sorted(names)}
 
 
 def test_there_is_a_compiled_bundle() -> None:
     assert {"sm_80", "sm_90a"} <= {path.name for path in COMPILED}
 
 
-def test_every_unit_keeps_its_contract(built: BuildReport) -> None:
-    assert broken(built, promises_of(built.library.parents[1], SPECS)) == []
+@pytest.mark.parametrize("bundle", COMPILED, ids=lambda path: path.name)
+def test_units_of_committed_bundles_keep_their_contracts(bundle: Path, tmp_path: Path) -> None:
+    hold(wanted(on_record.units_of(bundle, tmp_path)), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "bundle", [each for each in COMPILED if each not in WHOLE], ids=lambda path: path.name
-)
-def test_units_of_its_own_keep_their_contracts(bundle: Path, tmp_path: Path) -> None:
-    csrc = bundle / "csrc"
-    sources = read_sources(csrc / "sources.cmake")
-    known = {text for other in WHOLE for text in texts(other).values()}
-    own = {name for name, text in texts(bundle).items() if text not in known}
-    assert own and len(own) < len(sources.kernel_sources)
-    wanted = {*own, *sources.host_sources}
-    every = commands(csrc, sources, find_toolchain(), tmp_path, strict=True, lineinfo=False)
-    plan = [command for command in every if command.name in wanted]
-    faulthandler.cancel_dump_traceback_later()
-    cache = ObjectCache(default_root())
-    objects = compile_all(plan, tmp_path, cache, default_jobs(), Silent())
-    promised = promises_of(bundle, SPECS)
-    for name in own:
-        made = objects[name]
-        assert broken_by({name: made.report}, promised, made.path) == []
+@pytest.fixture(scope="module")
+def further(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles that are not committed, by their names."""
+    folder = tmp_path_factory.mktemp("further")
+    return {name: on_record.write_further(name, folder / name) for name in on_record.FURTHER}
 
 
-def texts(bundle: Path) -> dict[str, str]:
-    """The units with kernels, as they would be in any bundle: without what was generated from
-    what."""
-    sources = read_sources(bundle / "csrc" / "sources.cmake")
-    found = {}
-    for name in sources.kernel_sources:
-        lines = (bundle / "csrc" / name).read_text("utf-8").splitlines()
-        code = "\n".join(line for line in lines if not line.startswith("//"))
-        found[name] = code.replace(sources.namespace, "")
-    return found
+@pytest.mark.parametrize("name", on_record.FURTHER)
+def test_units_of_further_bundles_keep_their_contracts(
+    further: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    units = on_record.units_of(further[name], tmp_path)
+    launchers = {Path(each).stem for each in units if each.endswith(".cpp")}
+    assert launchers == {*map(str, on_record.cells_of(name))}
+    hold(wanted(units), tmp_path)
 
 
-UNTYPED = {f"kernels/{name}.cu" for name in ("gather_rows", "routing_plan", "take", "route")}
-"""Units whose kernels copy 16-bit values, whatever they are, or have fp32 and integers alone."""
+def test_what_decides_a_unit_is_in_its_digest(tmp_path: Path) -> None:
+    bundle = small(tmp_path, "sm_90a")
+    before = on_record.units_of(bundle, tmp_path)
+    kernels = {name for name in before if name.endswith(".cu")}
+    known = {unit.digest for unit in before.values()}
+    header = bundle / "csrc" / "fusegen" / "pointwise" / "pointwise.cuh"
+    text = header.read_text()
+    header.write_text(f"{text}\n// a remark\n")
+    assert on_record.lacking(on_record.units_of(bundle, tmp_path), known) == set()
+    header.write_text(f"{text}\nstatic_assert(true);\n")
+    assert on_record.lacking(on_record.units_of(bundle, tmp_path), known) == kernels
+    tree = Tree(lambda path: None)
+    unit = before[min(kernels)]
+    flags = replace(unit.command, flags=(*unit.command.flags, "-O2"))
+    promise = replace(unit.promise, registers=1)
+    digests = [
+        on_record.digest(tree, *each)
+        for each in ((unit.command, unit.promise), (flags, unit.promise), (unit.command, promise))
+    ]
+    assert len({*digests}) == 3
 
 
-def test_every_kernel_unit_holds_the_kernels_of_each_type(built: BuildReport) -> None:
-    units = kernel_units(built)
-    assert units
-    for unit in units:
-        names = [kernel.name for kernel in unit.report.kernels]
-        first, *others = (named_for(names, element) for element in ELEMENTS)
-        assert bool(first) != (unit.name in UNTYPED), unit.name
-        assert all(each == first for each in others), unit.name
+def test_a_record_of_other_compilers_is_none(tmp_path: Path) -> None:
+    record = tmp_path / "compiled.txt"
+    lines = on_record.RECORD.read_text().splitlines()
+    record.write_text("\n".join(["compilers of yesterday", *lines[1:]]))
+    assert on_record.read(record) == on_record.read(tmp_path / "none") == frozenset()
 
 
-def named_for(names: Iterable[str], element: str) -> set[str]:
-    """Names of the kernels of an element type, without the type."""
-    return {name.replace(element, "") for name in names if element in name}
+def test_nothing_is_on_record_that_no_bundle_has(further: dict[str, Path], tmp_path: Path) -> None:
+    every = (on_record.units_of(each, tmp_path) for each in (*COMPILED, *further.values()))
+    there = {unit.digest for units in every for unit in units.values()}
+    assert on_record.read() <= there, "units have changed since: run `make compiled`"
 
 
 def test_a_launch_asks_for_what_its_contract_says() -> None:
@@ -143,16 +155,23 @@ def test_a_launch_asks_for_what_its_contract_says() -> None:
         assert contract.launch_memory == {"quantize_halves_kernel": 16 * 256 * 8}
 
 
-@pytest.mark.parametrize("bundle", WHOLE, ids=lambda path: path.name)
-def test_loads_without_a_gpu_and_runs_on_the_cpu(bundle: Path) -> None:
+def small(folder: Path, arch: str) -> Path:
+    """A bundle of one module with few units."""
+    request = api.Request(out=folder, archs=(arch,), modules=("swiglu",), recipes=("bf16",))
+    api.generate(request)
+    return folder / arch
+
+
+@pytest.fixture(scope="module", params=["sm_90a", "sm_100a", "sm_120a"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
+    """A library of each architecture."""
+    return compiled(small(tmp_path_factory.mktemp("small"), request.param))
+
+
+def test_loads_without_a_gpu_and_runs_on_the_cpu(built: BuildReport) -> None:
     """The library of a GPU loads into a PyTorch without CUDA, and CPU tensors run the reference."""
-    report(bundle)
-    linears = (*bundle.glob("grouped_linear__*.py"), *bundle.glob("linear__*.py"))
-    cells = sorted(path.stem for path in linears)
-    assert cells
-    for cell in cells:
-        script = LOAD_LIBRARY.format(folder=str(bundle), cell=cell)
-        subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
+    script = LOAD_LIBRARY.format(folder=str(built.library.parents[1]))
+    subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
 
 
 def test_exports_only_its_digests(built: BuildReport) -> None:

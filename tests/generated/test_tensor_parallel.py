@@ -563,11 +563,11 @@ def test_ranks_that_differ_are_refused(
 def test_a_module_that_is_gone_is_not_compared(place: Place) -> None:
     """Nor does what is left of it keep it."""
     name = load_bundle("split_late", place.bundle)
-    collectives = importlib.import_module(f"{name}._collectives")
+    alike = importlib.import_module(f"{name}._alike")
     layer = importlib.import_module(f"{name}.{SEQUENCE}").Linear(64, 64)
-    assert [*collectives._LATE] == [layer]
+    assert [*alike._LATE] == [layer]
     del layer
-    assert not collectives._LATE
+    assert not alike._LATE
 
 
 def test_overlap_is_asked_for_alike(place: Place, tmp_path: Path) -> None:

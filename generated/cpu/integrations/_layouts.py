@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -128,6 +129,7 @@ def sharded(layout: Layout, tensors: Mapping[str, Tensor], prefix: str) -> dict[
         TypeError: one is a DTensor already.
     """
     state: dict[str, Tensor] = {}
+    mesh_on = cache(partial(DeviceMesh.from_group, layout.ranks))
     for path, given in tensors.items():
         lies, value = layout.lies[path], given.detach()
         if isinstance(value, DTensor):
@@ -140,7 +142,7 @@ def sharded(layout: Layout, tensors: Mapping[str, Tensor], prefix: str) -> dict[
             value = value.unflatten(lies.gates, (2, -1))
             axis = axis if axis is None or axis < lies.gates else axis + 1
         if axis is not None:
-            mesh = DeviceMesh.from_group(layout.ranks, value.device.type)
+            mesh = mesh_on(value.device.type)
             value = DTensor.from_local(value, mesh, [Shard(axis)], run_check=False)
         state[prefix + lies.paths[layout.rank]] = value
     return state

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from .. import _collectives
-from .._collectives import check, overlap
+from .. import _alike, _collectives
+from .._alike import check
+from .._collectives import overlap
 from . import _layouts, _payload, _slots
 from ._fused import fused
 from ._parameters import PARAMETERS, cell_of
@@ -125,7 +126,7 @@ class ExpertParallel(nn.Module):
         plan = hashlib.sha256(experts.describe().encode()).hexdigest()[:12]
         way = {"capacity": str(capacity), "payload": str(payload)}
         same = {"layer": name or type(layer).__name__, **sizes, "plan": plan, **way}
-        _collectives.compare(self, "ExpertParallel", "group", **same)
+        _alike.compare(self, "ExpertParallel", "group", **same)
 
     def forward(self, x: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
         """What the experts of all ranks give for this rank's tokens.

@@ -19,7 +19,8 @@ from ..families.registry import known_family
 from ..ir.kernel_set import KernelSet, KernelUnit
 from ..ir.plan import ModulePlan
 from ..spec.arch import ArchSpec
-from .objcache import KernelUsage, Report
+from .objcache import CachedObject, KernelUsage, Report
+from .sass import opcodes
 
 OF_LAUNCHERS: Final = Contract(cpu_seconds=120, gibibytes=4)
 """PyTorch's headers are most of what they are compiled from."""
@@ -111,6 +112,12 @@ def promises(plans: Iterable[ModulePlan], arch: ArchSpec) -> dict[str, Promise]:
             for unit in kernels.units:
                 found[f"kernels/{unit.name}.cu"] = _promise(unit, kernels, arch)
     return found
+
+
+def code_of(promise: Promise, made: CachedObject) -> Code:
+    """Opcodes of each kernel of a compiled unit; none if its contract says nothing of them."""
+    kernels = [kernel.name for kernel in made.report.kernels]
+    return opcodes(made.path, kernels) if kernels and promise.contract.reads_code else {}
 
 
 def _promise(unit: KernelUnit, kernels: KernelSet, arch: ArchSpec) -> Promise:

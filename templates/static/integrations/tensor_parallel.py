@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._collectives import check, overlap
+from .._alike import check
+from .._collectives import overlap
 from ._layouts import Layout, layout_of
 from ._layouts import sharded as _sharded
 
