@@ -5,12 +5,11 @@ Not in the process of the tests: gloo's threads would live among all else that i
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from forked import start
 
 from .loading import LOAD
 
@@ -67,29 +66,31 @@ def run_ranks(script: str, folder: Path, place: Place, *words: str, ranks: int =
 
 def end_ranks(
     script: str, folder: Path, place: Place, *words: str, ranks: int = 2, said: Path | None = None
-) -> list[int]:
-    """The exit codes of ranks that run a script, as `run_ranks` does.
+) -> list[int | None]:
+    """The exit codes of ranks that run a script, as `run_ranks` does; None of one that had to be
+    killed.
 
     Args:
         said: where each rank writes its errors, as `<rank>.err`; None for where this process does.
     """
     # Multicast over NVLink needs rights that containers often lack.
-    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
+    environment = {"NCCL_NVLS_ENABLE": "0"}
     given = [str(folder), str(place.bundle), place.backend, place.device]
     with tempfile.TemporaryDirectory() as scratch:
-        start = [sys.executable, "-c", _JOIN + script + _LEAVE, f"{scratch}/store"]
         running = [
-            subprocess.Popen(
-                [*start, *given, str(rank), str(ranks), *words],
-                cwd="/",
-                env=environment,
-                stderr=None if said is None else (said / f"{rank}.err").open("wb"),
+            start(
+                _JOIN + script + _LEAVE,
+                [f"{scratch}/store", *given, str(rank), str(ranks), *words],
+                environment=environment,
+                errors=None if said is None else said / f"{rank}.err",
             )
             for rank in range(ranks)
         ]
         try:
-            return [process.wait(timeout=TIMEOUT_S) for process in running]
+            for process in running:
+                process.join(TIMEOUT_S)
+            return [process.exitcode for process in running]
         finally:
             for process in running:
                 process.kill()
-                process.wait()
+                process.join()
