@@ -72,8 +72,9 @@ TIERS = (FAST, BROAD, OPTIONS, KERNELS, GPU, EXHAUSTIVE)
 ALL = (FAST, BROAD, OPTIONS, KERNELS)
 """What CI runs."""
 
-FEW = 3
-"""Parameters of one test that its tier runs, where another one runs the rest."""
+FEW = {"fast": 3, "options": 2, "kernels": 2}
+"""Parameters of one test that its tier runs, where another one runs the rest: fewer where tests
+compile or train."""
 
 LONGEST = (
     "tests/generated/test_sampled_options.py",
@@ -133,7 +134,7 @@ def tiers_of(tests: Collection[str], path: str, tier: Tier) -> dict[str, Tier]:
         others = EXHAUSTIVE
     else:
         return dict.fromkeys(tests, tier)
-    sample_of_them = spread(tests, FEW)
+    sample_of_them = spread(tests, FEW[tier.name])
     return {each: tier if each in sample_of_them else others for each in tests}
 
 

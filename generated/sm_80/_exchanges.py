@@ -2,7 +2,8 @@
 
 No wait is for ever: streams write into memory of the host that they wait, and for whom, and that
 they have gone on.  A thread reads it, and ends the process once one wait takes too long, as the
-watchdog of NCCL does; that sees nothing of replayed graphs, this one does.
+watchdog of NCCL does; that sees nothing of replayed graphs, this one does.  Where ranks `watch` it,
+it sees what NCCL brings, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
@@ -24,7 +26,18 @@ from torch import Tensor
 
 from ._alike import is_captured
 from ._place import Place
-from ._streams import COPIES, FREE, FULL, ROOM, TURNS, Memory, nbytes_of
+from ._streams import (
+    COPIES,
+    FREE,
+    FULL,
+    ROOM,
+    TURNS,
+    Marks,
+    Memory,
+    current_stream,
+    do,
+    nbytes_of,
+)
 
 Like = tuple[tuple[int, ...], torch.dtype]  # shape and type
 SMALL = 2**21  # bytes of what is sent with others: it takes the link less time than streams a flag
@@ -32,6 +45,7 @@ TIMEOUT = timedelta(minutes=10)  # NCCL's in PyTorch
 _LOOKS_S = 1.0  # seconds between them
 _ROUND = 2**21  # bytes
 _ALIGNED = 256  # bytes: where what is sent together begins
+STREAMS = 16  # of a rank, whose waits are told apart
 
 
 def exchange_of(place: Place, rows: Tensor) -> Exchange | Small:
@@ -60,22 +74,71 @@ def limit(ranks: Any, timeout: timedelta) -> None:
     group_of(ranks).limit_s = timeout.total_seconds()
 
 
+def waits_of(ranks: Any) -> Waits:
+    """What streams of this rank wait for in collectives of a group that NCCL runs.
+
+    Asked for once before a graph is captured: it takes memory of the host.
+    """
+    group = group_of(ranks)
+    if group.waits is None:
+        group.waits = Waits(ranks.rank(), ranks.size())
+        group.look()
+    return group.waits
+
+
+class Waits:
+    """Waits for what NCCL brings: a stream tells the host when it begins to wait, and goes on.
+
+    Args:
+        rank, size: of this process in the group.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._marks = Marks(STREAMS)
+        self._streams: dict[int, int] = {}
+
+    @contextmanager
+    def of(self, place: Place) -> Iterator[None]:
+        """The current stream waits for other ranks in here."""
+        stream = current_stream(torch.cuda.current_device())
+        index = self._streams.setdefault(stream, len(self._streams) % STREAMS)
+        before, after = self._marks.around(index, [place.words])
+        do(stream, *before)
+        yield
+        do(stream, *after)
+
+    def overdue(self, now: float, limit_s: float) -> str:
+        """A message of a wait that takes longer than that; nothing while there is none."""
+        late = self._marks.overdue(now, limit_s)
+        if late is None:
+            return ""
+        return (
+            f"{late} failed on rank {self._rank} of {self._size}: its stream has waited more than "
+            f"{limit_s:g} s for the others, of which one is lost or late; watch(timeout=...) waits "
+            "longer"
+        )
+
+
 class _Group:
     """Memory of a group, the last one the largest: graphs may have captured those before it; and
     the exchanges that go on there.
 
     Attributes:
+        waits: for what NCCL brings, where they are told; None elsewhere.
         open: exchanges, in the order in which they began.
         batch: of what is sent next of small ones.
         limit_s: seconds that a wait may take.
     """
 
     def __init__(self) -> None:
+        self.waits: Waits | None = None
         self.memories: list[Memory] = []
         self.open: list[Exchange] = []
         self.batch = Batch(self)
         self.limit_s = TIMEOUT.total_seconds()
         self._turn = 0
+        self._looks = False
 
     def send(self) -> None:
         """What is small and has not been sent goes off."""
@@ -102,7 +165,12 @@ class _Group:
     def add(self, memory: Memory) -> None:
         """Memory whose waits are watched from here on."""
         self.memories.append(memory)
-        if len(self.memories) == 1:
+        self.look()
+
+    def look(self) -> None:
+        """Whether a wait is overdue is looked at from here on."""
+        if not self._looks:
+            self._looks = True
             threading.Thread(target=_watch, args=(ref(self),), daemon=True).start()
 
 
@@ -356,8 +424,8 @@ def _watch(watched: ReferenceType[_Group]) -> None:
     """End the process once a stream of a group has waited too long, and say where and for whom."""
     while (group := watched()) is not None:
         now = time.monotonic()
-        for memory in group.memories:
-            if late := memory.overdue(now, group.limit_s):
+        for each in (*group.memories, *([group.waits] if group.waits else [])):
+            if late := each.overdue(now, group.limit_s):
                 print(late, file=sys.stderr, flush=True)
                 faulthandler.dump_traceback()
                 os.abort()

@@ -152,7 +152,7 @@ class Memory:
     def handle(self, stream: int | None) -> int:
         """A stream, as ops know it."""
         if stream is None:
-            return torch._C._cuda_getCurrentRawStream(self._device)
+            return current_stream(self._device)
         return self._handles[stream]
 
     def copy(self, target: Tensor, rows: Tensor, stream: int | None = None) -> None:
@@ -200,8 +200,7 @@ class Memory:
 
     def do(self, *ops: Op, stream: int | None = None) -> None:
         """A stream does them, one after the other."""
-        params = _params(ops)
-        _driver("cuStreamBatchMemOp_v2", self.handle(stream), len(params), params, 0)
+        do(self.handle(stream), *ops)
 
     def flag(self, rank: int, kind: int, turn: int, of: int) -> int:
         """Its address."""
@@ -237,6 +236,17 @@ class Memory:
         rows = self.buffers[rank][turn, :, begin : begin + nbytes_of(shape, dtype)]
         whole = rows.view(dtype).view(self.size - 1, *shape)
         return whole if sender is None else whole[(sender - rank - 1) % self.size]
+
+
+def current_stream(device: int) -> int:
+    """The current stream of a device, as the driver knows it."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
+
+
+def do(stream: int, *ops: Op) -> None:
+    """A stream, as the driver knows it, does them, one after the other."""
+    params = _params(ops)
+    _driver("cuStreamBatchMemOp_v2", stream, len(params), params, 0)
 
 
 def nbytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:

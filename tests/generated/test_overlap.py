@@ -398,13 +398,28 @@ for layer, rows, given in layers:
 """
 
 
+# What a stream does is done at once where there are none: the host waits for gloo itself.
+WATCHED_ON_CPU = """
+import ctypes
+
+
+def do_now(stream, *ops):
+    for op in ops:
+        ctypes.c_uint32.from_address(op.address).value = op.value
+
+
+_exchanges.do, _exchanges.current_stream = do_now, lambda device: 0
+torch.cuda.current_device = lambda: 0
+_collectives._watches = lambda place, sent: place.ranks.group_name in _collectives._WATCHED
+"""
+
 # Rank 0 waits for what does not come, and ends.
 WAITING = """
 import datetime, time
 
+how, by = words
 if device == "cpu":
-    exec(ON_CPU)
-(how,) = words
+    exec(ON_CPU if by == "overlap" else WATCHED_ON_CPU)
 
 
 def settle():
@@ -415,7 +430,7 @@ def settle():
 layer = Linear(64, 128, device=device, dtype=torch.bfloat16)
 first = 16 if gathers else 16 * ranks
 x = torch.zeros(first, 64, device=device, dtype=torch.bfloat16)
-tensor_parallel.overlap(timeout=datetime.timedelta(seconds=2))
+getattr(tensor_parallel, by)(timeout=datetime.timedelta(seconds=2))
 with torch.no_grad():
     for repeat in range(4):
         layer(x)
@@ -438,7 +453,7 @@ with torch.no_grad():
         layer(x[: first // 2])
         settle()
     elif how == "late":
-        time.sleep(30)
+        time.sleep(10)
     else:
         os._exit(3)
 raise AssertionError("nothing came, and it went on")
@@ -448,18 +463,23 @@ raise AssertionError("nothing came, and it went on")
 def script(cell: Cell, body: str = SAME) -> str:
     """What each rank runs for a cell."""
     module = f"import os\nfrom bundle.{cell} import Linear\ngathers = {cell == COLUMN}\n"
-    return f"{BEGIN}{module}ON_CPU = {ON_CPU!r}\n{body}"
+    return f"{BEGIN}{module}{ON_CPU=!r}\n{WATCHED_ON_CPU=!r}\n{body}"
 
 
-def check_waits_end(place: Place, folder: Path, cell: Cell, how: str) -> None:
+def check_waits_end(place: Place, folder: Path, cell: Cell, how: str, by: str = "overlap") -> None:
     """A rank ends after its time, with the names of what it was at and of whom it waited for."""
     begin = time.monotonic()
-    codes = end_ranks(script(cell, WAITING), folder, place, how, said=folder)
+    codes = end_ranks(script(cell, WAITING), folder, place, how, by, said=folder)
     said = (folder / "0.err").read_text()
     assert codes[0] == -signal.SIGABRT, said
     step = "all_gather of x" if cell == COLUMN else "reduce_scatter of y"
-    assert f"{cell}: forward: {step}" in said and "failed on rank 0 of 2: overlap: " in said, said
-    assert "has waited more than 2 s for" in said and "rank 1, which is lost or late" in said, said
+    late = {
+        "overlap": "rank 1, which is lost or late",
+        "watch": "the others, of which one is lost or late",
+    }[by]
+    assert f"{cell}: forward: {step}" in said and "failed on rank 0 of 2: " in said, said
+    assert "has waited more than 2 s for" in said and late in said, said
+    assert f"{by}(timeout=...) waits longer" in said, said
     assert time.monotonic() - begin < LIMIT_S
 
 
@@ -490,11 +510,17 @@ def test_no_wait_is_for_ever(place: Place, tmp_path: Path, cell: Cell, how: str)
     check_waits_end(place, tmp_path, cell, how)
 
 
-def test_a_timeout_of_nothing_is_refused(place: Place) -> None:
+@pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
+def test_no_wait_for_a_backend_is_for_ever(place: Place, tmp_path: Path, cell: Cell) -> None:
+    check_waits_end(place, tmp_path, cell, "late", by="watch")
+
+
+@pytest.mark.parametrize("by", ["overlap", "watch"])
+def test_a_timeout_of_nothing_is_refused(place: Place, by: str) -> None:
     name = load_bundle("overlap_timeout", place.bundle)
     tensor_parallel = importlib.import_module(f"{name}.integrations.tensor_parallel")
-    with pytest.raises(ValueError, match="overlap: timeout: expected some time, got 0:00:00"):
-        tensor_parallel.overlap(timeout=timedelta(0))
+    with pytest.raises(ValueError, match=f"{by}: timeout: expected some time, got 0:00:00"):
+        getattr(tensor_parallel, by)(timeout=timedelta(0))
 
 
 def test_waits_that_end_are_none_that_last(place: Place) -> None:

@@ -16,7 +16,7 @@ from fusegen.ir.naming import Cell
 from .loading import load_cells
 from .ranks import Place, run_ranks
 
-RECIPES = ("bf16", "fp8_delayed", "fp8_block")
+RECIPES = ("bf16", "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4")
 OPTIONS = (
     "add_to_main_grad",
     "cached_weights",

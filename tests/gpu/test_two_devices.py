@@ -149,6 +149,13 @@ def test_no_wait_is_for_ever(folder: Path, tmp_path: Path, cell: Cell, how: str)
     check_waits_end(place_of_parts(folder), tmp_path, cell, how)
 
 
+@pytest.mark.parametrize("how", ["late", "replayed"])
+@pytest.mark.parametrize("cell", [COLUMN, ROW], ids=str)
+def test_no_wait_for_nccl_is_for_ever(folder: Path, tmp_path: Path, cell: Cell, how: str) -> None:
+    """Nor is one of a graph that is replayed, of which NCCL's own watchdog sees nothing."""
+    check_waits_end(place_of_parts(folder), tmp_path, cell, how, by="watch")
+
+
 def test_modules_of_several_collectives(folder: Path, tmp_path: Path) -> None:
     run_ranks(BEGIN + OTHERS, tmp_path, place_of_parts(folder))
 

@@ -27,12 +27,12 @@ from torch.distributed import ProcessGroup
 
 from .. import _alike, _collectives
 from .._alike import check
-from .._collectives import overlap
+from .._collectives import overlap, watch
 from . import _layouts, _payload, _slots
 from ._fused import fused
 from ._parameters import PARAMETERS, cell_of
 
-__all__ = ["ExpertParallel", "check", "overlap"]
+__all__ = ["ExpertParallel", "check", "overlap", "watch"]
 _OF_EXPERTS = ("fc1.", "fc2.")
 
 

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from .._alike import check
-from .._collectives import overlap
+from .._collectives import overlap, watch
 from ._layouts import Layout, layout_of
 from ._layouts import sharded as _sharded
 
-__all__ = ["check", "overlap", "read", "sharded", "write"]
+__all__ = ["check", "overlap", "read", "sharded", "watch", "write"]
 
 
 def read(layer: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:

@@ -23,6 +23,8 @@ from ._place import Place
 
 _OVERLAPPING: set[str] = set()
 """Names of groups."""
+_WATCHED: set[str] = set()
+"""Names of groups whose waits for NCCL end by a time limit."""
 
 
 class Lies(NamedTuple):
@@ -307,13 +309,46 @@ def overlap(
         RuntimeError: there are no ranks.
         ValueError: a timeout of no time; or ranks do not call it alike.
     """
-    if timeout is not None and timeout <= timedelta(0):
-        raise ValueError(f"overlap: timeout: expected some time, got {timeout}")
-    ranks = Place("overlap", "", "group", group).ranks
+    ranks = _limited("overlap", group, timeout)
     compare_facts("group", group, [{"module": "overlap", "on": str(on), "timeout": str(timeout)}])
+    (_OVERLAPPING.add if on else _OVERLAPPING.discard)(ranks.group_name)
+
+
+def watch(
+    group: ProcessGroup | None = None, *, on: bool = True, timeout: timedelta | None = None
+) -> None:
+    """Let waits for what NCCL brings end by a time limit, in replayed graphs, too.
+
+    For modules of this bundle whose group it is, in eager mode or captured from here on.  A stream
+    tells the host that it waits, and that it goes on, which takes it some 10 us for each
+    collective; once a wait takes too long the process ends, by SIGABRT, with a message that names
+    module, step and rank.  NCCL's own watchdog names neither of the first two, and sees nothing of
+    replayed graphs.  What a compiler traces is left to it.  What copy engines bring (`overlap`) is
+    watched in any case.
+
+    Args:
+        group: the ranks; None for all.
+        on: whether they do from here on.
+        timeout: how long; as of `overlap`, and for both.
+
+    Raises:
+        RuntimeError: there are no ranks.
+        ValueError: a timeout of no time.
+    """
+    ranks = _limited("watch", group, timeout)
+    if on and torch.cuda.is_available():
+        _exchanges.waits_of(ranks)
+    (_WATCHED.add if on else _WATCHED.discard)(ranks.group_name)
+
+
+def _limited(name: str, group: ProcessGroup | None, timeout: timedelta | None) -> Any:
+    """The ranks of a group, whose streams wait so long from here on."""
+    if timeout is not None and timeout <= timedelta(0):
+        raise ValueError(f"{name}: timeout: expected some time, got {timeout}")
+    ranks = Place(name, "", "group", group).ranks
     if timeout is not None:
         _exchanges.limit(ranks, timeout)
-    (_OVERLAPPING.add if on else _OVERLAPPING.discard)(ranks.group_name)
+    return ranks
 
 
 def product_of_gathered(
@@ -402,7 +437,7 @@ def wait(pending: Pending) -> tuple[Any, ...]:
     if sent is None and arriving is None:
         return pending.here
     with _named(pending.place):
-        given = functional.wait_tensor(sent) if arriving is None else arriving()
+        given = _waited(pending.place, sent) if arriving is None else arriving()
     if pending.lies:
         return (pending.lies.joined(given),)
     if pending.first:
@@ -412,6 +447,14 @@ def wait(pending: Pending) -> tuple[Any, ...]:
     sizes = [shape.numel() for shape in pending.shapes if shape is not None]
     parts = iter(given.split(sizes))
     return tuple(None if shape is None else next(parts).view(shape) for shape in pending.shapes)
+
+
+def _waited(place: Place, sent: Tensor) -> Tensor:
+    """What was sent, in the order of the current stream."""
+    if not _watches(place, sent):
+        return functional.wait_tensor(sent)
+    with _exchanges.waits_of(place.ranks).of(place):
+        return functional.wait_tensor(sent)
 
 
 def call_as_they_arrive(
@@ -495,6 +538,13 @@ def _overlaps(place: Place, source: Tensor) -> bool:
         return False
     ranks = place.ranks
     return ranks.size() > 1 and ranks.group_name in _OVERLAPPING
+
+
+def _watches(place: Place, sent: Tensor) -> bool:
+    """No compiler traces what streams tell the host."""
+    if not sent.is_cuda or torch.compiler.is_compiling() or not _WATCHED:
+        return False
+    return place.ranks.group_name in _WATCHED
 
 
 def _products(
