@@ -453,7 +453,7 @@ def _waited(place: Place, sent: Tensor) -> Tensor:
     """What was sent, in the order of the current stream."""
     if not _watches(place, sent):
         return functional.wait_tensor(sent)
-    with _exchanges.waits_of(place.ranks).of(place):
+    with _exchanges.waits_of(place.ranks).of(place.words):
         return functional.wait_tensor(sent)
 
 

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
@@ -26,18 +25,7 @@ from torch import Tensor
 
 from ._alike import is_captured
 from ._place import Place
-from ._streams import (
-    COPIES,
-    FREE,
-    FULL,
-    ROOM,
-    TURNS,
-    Marks,
-    Memory,
-    current_stream,
-    do,
-    nbytes_of,
-)
+from ._streams import COPIES, FREE, FULL, ROOM, TURNS, Memory, Waits, nbytes_of
 
 Like = tuple[tuple[int, ...], torch.dtype]  # shape and type
 SMALL = 2**21  # bytes of what is sent with others: it takes the link less time than streams a flag
@@ -45,7 +33,6 @@ TIMEOUT = timedelta(minutes=10)  # NCCL's in PyTorch
 _LOOKS_S = 1.0  # seconds between them
 _ROUND = 2**21  # bytes
 _ALIGNED = 256  # bytes: where what is sent together begins
-STREAMS = 16  # of a rank, whose waits are told apart
 
 
 def exchange_of(place: Place, rows: Tensor) -> Exchange | Small:
@@ -84,40 +71,6 @@ def waits_of(ranks: Any) -> Waits:
         group.waits = Waits(ranks.rank(), ranks.size())
         group.look()
     return group.waits
-
-
-class Waits:
-    """Waits for what NCCL brings: a stream tells the host when it begins to wait, and goes on.
-
-    Args:
-        rank, size: of this process in the group.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
-        self._marks = Marks(STREAMS)
-        self._streams: dict[int, int] = {}
-
-    @contextmanager
-    def of(self, place: Place) -> Iterator[None]:
-        """The current stream waits for other ranks in here."""
-        stream = current_stream(torch.cuda.current_device())
-        index = self._streams.setdefault(stream, len(self._streams) % STREAMS)
-        before, after = self._marks.around(index, [place.words])
-        do(stream, *before)
-        yield
-        do(stream, *after)
-
-    def overdue(self, now: float, limit_s: float) -> str:
-        """A message of a wait that takes longer than that; nothing while there is none."""
-        late = self._marks.overdue(now, limit_s)
-        if late is None:
-            return ""
-        return (
-            f"{late} failed on rank {self._rank} of {self._size}: its stream has waited more than "
-            f"{limit_s:g} s for the others, of which one is lost or late; watch(timeout=...) waits "
-            "longer"
-        )
 
 
 class _Group:

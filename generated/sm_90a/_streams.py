@@ -14,7 +14,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ WHAT = ("rows of", "room at")  # they tell, in words
 COPIES, PRODUCTS = 0, 1  # of streams; None is the current one
 WAITS, CAME = 0, 1  # of marks: the number of what a stream waits for; a wait has ended
 WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_32
+STREAMS = 16  # of a rank, whose waits are told apart
 _VIEWS = 256  # of buffers, that are kept: numbers of tokens may differ from call to call
 
 
@@ -236,6 +238,40 @@ class Memory:
         rows = self.buffers[rank][turn, :, begin : begin + nbytes_of(shape, dtype)]
         whole = rows.view(dtype).view(self.size - 1, *shape)
         return whole if sender is None else whole[(sender - rank - 1) % self.size]
+
+
+class Waits:
+    """Waits for what NCCL brings: a stream tells the host when it begins to wait, and goes on.
+
+    Args:
+        rank, size: of this process in the group.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._marks = Marks(STREAMS)
+        self._streams: dict[int, int] = {}
+
+    @contextmanager
+    def of(self, place: str) -> Iterator[None]:
+        """The current stream waits for other ranks in here, at a place in words."""
+        stream = current_stream(torch.cuda.current_device())
+        index = self._streams.setdefault(stream, len(self._streams) % STREAMS)
+        before, after = self._marks.around(index, [place])
+        do(stream, *before)
+        yield
+        do(stream, *after)
+
+    def overdue(self, now: float, limit_s: float) -> str:
+        """A message of a wait that takes longer than that; nothing while there is none."""
+        late = self._marks.overdue(now, limit_s)
+        if late is None:
+            return ""
+        return (
+            f"{late} failed on rank {self._rank} of {self._size}: its stream has waited more than "
+            f"{limit_s:g} s for the others, of which one is lost or late; watch(timeout=...) waits "
+            "longer"
+        )
 
 
 def current_stream(device: int) -> int:

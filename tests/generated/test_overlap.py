@@ -408,7 +408,7 @@ def do_now(stream, *ops):
         ctypes.c_uint32.from_address(op.address).value = op.value
 
 
-_exchanges.do, _exchanges.current_stream = do_now, lambda device: 0
+_streams.do, _streams.current_stream = do_now, lambda device: 0
 torch.cuda.current_device = lambda: 0
 _collectives._watches = lambda place, sent: place.ranks.group_name in _collectives._WATCHED
 """
