@@ -120,6 +120,13 @@ class _Group:
         self.memories.append(memory)
         self.look()
 
+    def overdue(self, now: float) -> str:
+        """A message of a wait that takes too long; nothing while there is none."""
+        late = [each.overdue(now, self.limit_s) for each in self.memories]
+        if self.waits is not None:
+            late.append(self.waits.overdue(now, self.limit_s))
+        return next(filter(None, late), "")
+
     def look(self) -> None:
         """Whether a wait is overdue is looked at from here on."""
         if not self._looks:
@@ -377,11 +384,10 @@ def _watch(watched: ReferenceType[_Group]) -> None:
     """End the process once a stream of a group has waited too long, and say where and for whom."""
     while (group := watched()) is not None:
         now = time.monotonic()
-        for each in (*group.memories, *([group.waits] if group.waits else [])):
-            if late := each.overdue(now, group.limit_s):
-                print(late, file=sys.stderr, flush=True)
-                faulthandler.dump_traceback()
-                os.abort()
+        if late := group.overdue(now):
+            print(late, file=sys.stderr, flush=True)
+            faulthandler.dump_traceback()
+            os.abort()
         pause = min(_LOOKS_S, group.limit_s / 4)
         del group
         time.sleep(pause)

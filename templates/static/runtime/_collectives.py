@@ -434,10 +434,14 @@ def wait(pending: Pending) -> tuple[Any, ...]:
         RuntimeError: as `start_all_reduce`.
     """
     sent, arriving = pending.value, pending.arriving
-    if sent is None and arriving is None:
+    if arriving is not None:
+        with _named(pending.place):
+            given = arriving()
+    elif sent is not None:
+        with _named(pending.place):
+            given = _waited(pending.place, sent)
+    else:
         return pending.here
-    with _named(pending.place):
-        given = _waited(pending.place, sent) if arriving is None else arriving()
     if pending.lies:
         return (pending.lies.joined(given),)
     if pending.first:
