@@ -225,7 +225,8 @@ set_model_state_dict(other, state)
 for buffer, loaded in zip(found.buffers(), other.buffers()):
     own = buffer.clone()
     dist.broadcast(buffer, 0)
-    assert torch.equal(buffer, loaded) and (rank == 0) == torch.equal(buffer, own)
+    counted = recipe == "nvfp4"  # calls, of which each rank has as many; amaxes are its own
+    assert torch.equal(buffer, loaded) and (rank == 0 or counted) == torch.equal(buffer, own)
 """
 
 OPTION = """
