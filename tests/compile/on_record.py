@@ -23,7 +23,7 @@ from fusegen.build.compilation import HEADER_OF_LAUNCHERS, Command, commands, co
 from fusegen.build.contracts import Promise, code_of
 from fusegen.build.library import default_jobs
 from fusegen.build.objcache import CachedObject, ObjectCache, default_root
-from fusegen.build.progress import Progress, Silent
+from fusegen.build.progress import Silent
 from fusegen.build.sources import read_sources
 from fusegen.build.toolchain import find_toolchain
 from fusegen.emit.digests import Tree
@@ -145,7 +145,7 @@ def _specs() -> SpecSet:
 
 
 def _text(path: Path) -> bytes | None:
-    """Of a file, None where there is none; without remarks, such as what it was generated from."""
+    """Of a file, without remarks, such as what it was generated from; None where there is none."""
     if not path.is_file():
         return None
     lines = path.read_bytes().splitlines()
@@ -164,9 +164,7 @@ def digest(tree: Tree, command: Command, promise: Promise) -> str:
     return tree.digest((command.name, *first), *command.flags, repr(promise))
 
 
-def compiled(
-    units: Iterable[Unit], scratch: Path, progress: Progress | None = None
-) -> dict[str, CachedObject]:
+def compiled(units: Iterable[Unit], scratch: Path) -> dict[str, CachedObject]:
     """Objects of units, by their names; from the user's cache where nothing changed.
 
     Raises:
@@ -174,7 +172,7 @@ def compiled(
     """
     plan = [unit.command for unit in units]
     cache = ObjectCache(default_root())
-    return compile_all(plan, scratch, cache, default_jobs(), progress or Silent())
+    return compile_all(plan, scratch, cache, default_jobs(), Silent())
 
 
 def breaches(unit: Unit, made: CachedObject) -> list[str]:
