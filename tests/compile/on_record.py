@@ -22,7 +22,7 @@ from fusegen import api
 from fusegen.build.compilation import HEADER_OF_LAUNCHERS, Command, commands, compile_all
 from fusegen.build.contracts import Promise, code_of
 from fusegen.build.library import default_jobs
-from fusegen.build.objcache import CachedObject, ObjectCache, default_root
+from fusegen.build.objcache import CachedObject, ObjectCache, Report, default_root
 from fusegen.build.progress import Silent
 from fusegen.build.sources import read_sources
 from fusegen.build.toolchain import find_toolchain
@@ -77,6 +77,15 @@ FURTHER = {
 
 Every choice that changes a launcher or a kernel; scalings that are decoded; FP8 by `mma.sync`.
 """
+
+
+ELEMENTS = ("13__nv_bfloat16", "6__half")
+"""Element types, as names of kernels have them."""
+UNTYPED = {
+    f"kernels/{name}.cu"
+    for name in ("gather_rows", "routing_plan", "take", "route", "update_scale")
+}
+"""Units whose kernels copy 16-bit values, whatever they are, or have fp32 and integers alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +185,24 @@ def compiled(units: Iterable[Unit], scratch: Path) -> dict[str, CachedObject]:
 
 
 def breaches(unit: Unit, made: CachedObject) -> list[str]:
-    """What of a unit is otherwise than its contract says, one line each."""
-    return [*unit.promise.breaches(made.report, code_of(unit.promise, made))]
+    """What of a unit is otherwise than its contract says, or of one type alone, one line each."""
+    found = unit.promise.breaches(made.report, code_of(unit.promise, made))
+    return [*found, *of_one_type(unit.command.name, made.report)]
+
+
+def of_one_type(name: str, report: Report) -> Iterator[str]:
+    """Whether a unit has kernels for one of the element types that it has not for the others."""
+    if not name.startswith("kernels/"):
+        return
+    names = [kernel.name for kernel in report.kernels]
+    first, *others = (_named_for(names, element) for element in ELEMENTS)
+    if bool(first) == (name in UNTYPED) or any(each != first for each in others):
+        yield f"expected the same kernels for each element type, got {sorted(names)}"
+
+
+def _named_for(names: Iterable[str], element: str) -> set[str]:
+    """Names of the kernels of an element type, without the type."""
+    return {name.replace(element, "") for name in names if element in name}
 
 
 def lacking(units: Mapping[str, Unit], known: Collection[str]) -> set[str]:
@@ -202,8 +227,10 @@ def main() -> int:
     """Compile what is not on record, and write what is then; 1 where a contract is broken."""
     known, kept, broken = read(), set[str](), False
     with tempfile.TemporaryDirectory(prefix="fusegen-") as folder:
-        scratch = Path(folder).resolve()
-        for bundle in bundles(scratch):
+        root = Path(folder).resolve()
+        for number, bundle in enumerate(bundles(root)):
+            scratch = root / str(number)
+            scratch.mkdir()
             units = units_of(bundle, scratch)
             kept |= known & {unit.digest for unit in units.values()}
             wanted = [units[name] for name in sorted(lacking(units, known))]

@@ -20,13 +20,13 @@ def test_codes_are_multiplied_in_their_own_formats(tmp_path: Path) -> None:
     """By one instruction alone, which Ada has for each pair of formats."""
     units = on_record.units_of(on_record.write_further("ada", tmp_path), tmp_path)
     formats = {
-        found.groups(): name
-        for name in sorted(units)
+        name: found.groups()
+        for name in units
         if (found := re.search(r"/gemm_fp8_.*_(e\dm\d)_(e\dm\d)_", name))
     }
-    assert {*formats} == PAIRS
-    objects = on_record.compiled([units[name] for name in formats.values()], tmp_path)
-    for pair, name in formats.items():
+    assert {*formats.values()} == PAIRS
+    objects = on_record.compiled([units[name] for name in formats], tmp_path)
+    for name, pair in formats.items():
         kernels = [kernel.name for kernel in objects[name].report.kernels]
         code = opcodes(objects[name].path, kernels)
         expected = ".".join(("QMMA.16832.F32", *(each.upper() for each in pair)))

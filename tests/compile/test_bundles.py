@@ -9,7 +9,6 @@ import faulthandler
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +16,7 @@ import pytest
 from tiers import spread
 
 from fusegen import api
-from fusegen.build.library import BuildReport
-from fusegen.build.objcache import Report
+from fusegen.build.objcache import KernelUsage, Report
 from fusegen.emit.digests import Tree
 from fusegen.families.pointwise_quantize import POINTWISE_QUANTIZE
 
@@ -30,12 +28,6 @@ pytestmark = pytest.mark.compile
 
 FEW = 2
 """Kernels, and launchers, of a bundle that are compiled though they are on record."""
-
-# Element types, as names of kernels have them. A unit has the same kernels for each.
-ELEMENTS = ("13__nv_bfloat16", "6__half")
-
-UNTYPED = {f"kernels/{name}.cu" for name in ("gather_rows", "routing_plan", "take", "route")}
-"""Units whose kernels copy 16-bit values, whatever they are, or have fp32 and integers alone."""
 
 # Loads a bundle by path, and runs its module on the CPU.
 LOAD_LIBRARY = """
@@ -55,26 +47,13 @@ assert torch.allclose(layer(h).float(), torch.nn.functional.silu(torch.ones(4, 8
 
 
 def hold(units: dict[str, Unit], scratch: Path) -> None:
-    """Demand that units are what they have to be."""
+    """Demand that units are what they have to be, those that are not on record and a few others."""
     faulthandler.cancel_dump_traceback_later()  # compilers may take long, and do not stand still
-    objects = on_record.compiled(units.values(), scratch)
-    for name, unit in units.items():
+    scratch.mkdir(parents=True)
+    chosen = wanted(units)
+    objects = on_record.compiled(chosen.values(), scratch)
+    for name, unit in chosen.items():
         assert on_record.breaches(unit, objects[name]) == []
-        if name.startswith("kernels/"):
-            assert_kernels_of_each_type(name, objects[name].report)
-
-
-def assert_kernels_of_each_type(name: str, report: Report) -> None:
-    """A unit has the same kernels for both element types."""
-    names = [kernel.name for kernel in report.kernels]
-    first, *others = (named_for(names, element) for element in ELEMENTS)
-    assert bool(first) != (name in UNTYPED), name
-    assert all(each == first for each in others), name
-
-
-def named_for(names: Iterable[str], element: str) -> set[str]:
-    """Names of the kernels of an element type, without the type."""
-    return {name.replace(element, "") for name in names if element in name}
 
 
 def wanted(units: dict[str, Unit]) -> dict[str, Unit]:
@@ -89,9 +68,10 @@ def test_there_is_a_compiled_bundle() -> None:
     assert {"sm_80", "sm_90a"} <= {path.name for path in COMPILED}
 
 
-@pytest.mark.parametrize("bundle", COMPILED, ids=lambda path: path.name)
-def test_units_of_committed_bundles_keep_their_contracts(bundle: Path, tmp_path: Path) -> None:
-    hold(wanted(on_record.units_of(bundle, tmp_path)), tmp_path)
+def test_units_of_committed_bundles_keep_their_contracts(tmp_path: Path) -> None:
+    """All of them in one test: of parameters a tier runs a few."""
+    for bundle in COMPILED:
+        hold(on_record.units_of(bundle, tmp_path), tmp_path / bundle.name)
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +81,34 @@ def further(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: on_record.write_further(name, folder / name) for name in on_record.FURTHER}
 
 
-@pytest.mark.parametrize("name", on_record.FURTHER)
 def test_units_of_further_bundles_keep_their_contracts(
-    further: dict[str, Path], name: str, tmp_path: Path
+    further: dict[str, Path], tmp_path: Path
 ) -> None:
-    units = on_record.units_of(further[name], tmp_path)
-    launchers = {Path(each).stem for each in units if each.endswith(".cpp")}
-    assert launchers == {*map(str, on_record.cells_of(name))}
-    hold(wanted(units), tmp_path)
+    for name, bundle in further.items():
+        units = on_record.units_of(bundle, tmp_path)
+        launchers = {Path(each).stem for each in units if each.endswith(".cpp")}
+        assert launchers == {*map(str, on_record.cells_of(name))}
+        hold(units, tmp_path / name)
+
+
+def test_any_scaling_has_the_units_that_it_stands_for(
+    further: dict[str, Path], tmp_path: Path
+) -> None:
+    names = [*on_record.units_of(further["any_scaling"], tmp_path)]
+    assert any("quantize_e4m3_block_1x64" in name for name in names)
+    assert any("dequantize_groups_e5m2_codes_transposed" in name for name in names)
+    assert any("gemm_decoded_sm90_fprop_row_tensor" in name for name in names)
+
+
+def test_kernels_of_one_type_alone_are_told() -> None:
+    def told(name: str, *kernels: str) -> list[str]:
+        usages = tuple(KernelUsage(each, 1, 0, 0, 0, 0) for each in kernels)
+        return [*on_record.of_one_type(name, Report(1.0, 1, usages, ()))]
+
+    both = [f"_Z3run{element}" for element in on_record.ELEMENTS]
+    assert told("kernels/a.cu", *both) == [] and told("a.cpp") == []
+    assert told("kernels/a.cu", both[0]) and told("kernels/a.cu") and told("kernels/a.cu", both[1])
+    assert told("kernels/take.cu", "_Z4take") == [] and told("kernels/take.cu", *both)
 
 
 def test_what_decides_a_unit_is_in_its_digest(tmp_path: Path) -> None:
@@ -162,27 +162,31 @@ def small(folder: Path, arch: str) -> Path:
     return folder / arch
 
 
-@pytest.fixture(scope="module", params=["sm_90a", "sm_100a", "sm_120a"])
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
-    """A library of each architecture."""
-    return compiled(small(tmp_path_factory.mktemp("small"), request.param))
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One of each architecture."""
+    folder = tmp_path_factory.mktemp("small")
+    return [compiled(small(folder, arch)).library for arch in ("sm_90a", "sm_100a", "sm_120a")]
 
 
-def test_loads_without_a_gpu_and_runs_on_the_cpu(built: BuildReport) -> None:
+def test_loads_without_a_gpu_and_runs_on_the_cpu(libraries: list[Path]) -> None:
     """The library of a GPU loads into a PyTorch without CUDA, and CPU tensors run the reference."""
-    script = LOAD_LIBRARY.format(folder=str(built.library.parents[1]))
-    subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
+    for library in libraries:
+        script = LOAD_LIBRARY.format(folder=str(library.parents[1]))
+        subprocess.run([sys.executable, "-c", script], check=True, cwd="/")
 
 
-def test_exports_only_its_digests(built: BuildReport) -> None:
-    words = ["nm", "-D", "--defined-only", str(built.library)]
-    listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert [line.split()[-1] for line in listing.splitlines()] == ["fusegen_digests"]
+def test_exports_only_its_digests(libraries: list[Path]) -> None:
+    for library in libraries:
+        words = ["nm", "-D", "--defined-only", str(library)]
+        listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert [line.split()[-1] for line in listing.splitlines()] == ["fusegen_digests"]
 
 
-def test_needs_no_cuda_library(built: BuildReport) -> None:
-    words = ["readelf", "-d", str(built.library)]
-    listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    needed = re.findall(r"NEEDED.*\[(.*)\]", listing)
-    assert "libtorch.so" in needed
-    assert not [name for name in needed if name.startswith(("libcuda", "libcudart"))]
+def test_needs_no_cuda_library(libraries: list[Path]) -> None:
+    for library in libraries:
+        words = ["readelf", "-d", str(library)]
+        listing = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        needed = re.findall(r"NEEDED.*\[(.*)\]", listing)
+        assert "libtorch.so" in needed
+        assert not [name for name in needed if name.startswith(("libcuda", "libcudart"))]
