@@ -9,7 +9,7 @@ CUTLASS := nvidia-cutlass==4.2.0.0
 HAVE_NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_GPU := $(shell command -v nvidia-smi)
 REPORTS := build/tests
-ON_GPU := hopper hopper_quantized hopper_lean main_grad cached_weights chains moe_layers
+ON_GPU := hopper hopper_quantized hopper_lean hopper_rows hopper_saved main_grad cached_weights chains moe_layers
 TARGETS := $(filter-out all,$(basename $(notdir $(wildcard specs/targets/*.yaml))))
 BUNDLES := $(filter-out $(dir $(wildcard generated/*/manifest.json)),$(wildcard generated/*/))
 INPUTS := pyproject.toml constraints.txt Makefile

@@ -5,14 +5,17 @@ torch's is the same layer as plain functions, compiled whole: a stable sort, a g
 `torch._grouped_mm` twice, and a gather with a sum over each token's experts.  SonicMoE's takes part
 where it is installed.  Rows say what lives between forward and backward, and the peak.
 
-    moe_layer SIZE        tokens, with experts and weights of each that are given
-    moe_layer of MODEL    ours from tokens to y and back to x, the router included where the module
+`moe_forms` has no peer:
+
+    forms SIZE            the choices that a layer has, beside each other
+    whole MODEL           ours from tokens to y and back to x, the router included where the module
                           has one for so many choices, beside the expert MLP alone, whose rows are
                           there already
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +35,7 @@ MODULE = "moe_layer"
 TOLERANCE = 0.2  # of results under a quantised recipe; 2e-2 in bf16, whose h is rounded elsewhere
 GRADIENTS = 3  # GEMMs of a forward and backward, over those of a forward
 EXPERTS = f"{common.OURS} expert MLP"
+WRITTEN, CODES = "written_rows", "cache_quantized_input"
 ROUTED = 8  # choices of `routed_moe_layer`
 
 Step = Callable[[], tuple[Tensor, ...]]
@@ -147,6 +151,23 @@ def _ours(package: Any, cell: str, size: Size, operands: Operands) -> Callable[[
     return partial(layer, x, probs, operands.ids, operands.counts)
 
 
+def _choices(package: Any) -> list[str]:
+    """Cells of the layer that the bundle has."""
+    return list(common.bundles.cells_of(Path(package.__path__[0]), MODULE, choices=True))
+
+
+def _bytes_of_rows(cell: str, size: Size) -> float:
+    """What a layer is to hold besides x: of each row h, a weight and two places.
+
+    Of h, `2 I` elements: two bytes, or codes and, where blocks have them, scales of 128.
+    """
+    of_h = 4.0 * size.intermediate
+    if CODES in cell:
+        scales = 4 * math.ceil(2 * size.intermediate / 128) if "block" in cell else 0
+        of_h = 2.0 * size.intermediate + scales
+    return size.tokens * size.choices * (of_h + 12)
+
+
 def held_gib(forward: Callable[[], Tensor]) -> float:
     """What lives between forward and backward, above what was there before; without y."""
     common.synchronize()
@@ -169,7 +190,9 @@ def _measure(package: Any, size: Size) -> Iterator[Row]:
     forwards: dict[str, Callable[[], Tensor]] = {
         PEER: partial(compiled, *operands.leaves, operands.ids)
     }
-    for cell in common.bundles.cells_of(Path(package.__path__[0]), MODULE, choices=True):
+    for cell in _choices(package):
+        if WRITTEN in cell or CODES in cell:
+            continue  # beside each other in `moe_forms`
         forwards[common.contender(cell)] = _ours(package, cell, size, operands)
     steps: dict[str, Step] = {
         name: partial(_step, forward, operands.leaves, operands.dy)
@@ -206,6 +229,35 @@ def _timed(case: str, size: Size, steps: dict[str, Step]) -> Iterator[Row]:
         yield common.row(case, name, "ms", times, rate=rate, rate_unit="TFLOP/s")
 
 
+def _forms(package: Any, size: Size) -> Iterator[Row]:
+    """Rows of the choices that a layer of ours has; of sizes without a name, those in bf16."""
+    operands = Operands.drawn(size)
+    forwards = {
+        cell: _ours(package, cell, size, operands)
+        for cell in _choices(package)
+        if size.model or "bf16" in cell
+    }
+    steps: dict[str, Step] = {
+        cell: partial(_step, forward, operands.leaves, operands.dy)
+        for cell, forward in forwards.items()
+    }
+    case, expected = f"forms {size}", steps[f"{MODULE}__bf16"]()
+    for cell, step in steps.items():
+        step()  # delayed scaling has scales of these tensors from the second step on
+        for got, wanted in zip(step(), expected, strict=True):
+            tolerance = 0 if "bf16" in cell else TOLERANCE
+            common.require_close(f"{case} {cell}", got, wanted, tolerance)
+    del expected
+    cells = {common.contender(cell): cell for cell in steps}
+    for row in _timed(case, size, {name: steps[cell] for name, cell in cells.items()}):
+        cell = cells[row.contender]
+        found = _memory(forwards[cell], steps[cell])
+        if found:
+            asked = _bytes_of_rows(cell, size) / 2**30
+            found["held_over_formula"] = found["held_gib"] / asked
+        yield replace(row, extra=found)
+
+
 def _routed(package: Any, size: Size, given: Operands) -> tuple[Callable[[], Tensor], Operands]:
     """The forward of a layer with its router, and the operands that this router gives."""
     x, fc1, fc2, _ = given.leaves
@@ -235,7 +287,7 @@ def _beside_experts(package: Any, size: Size) -> Iterator[Row]:
     row_probs = probs.detach().flatten()[order].requires_grad_()
     experts = _module(package, "grouped_mlp__bf16", "GroupedMLP", size, operands)
     alone = partial(experts, rows, operands.counts, row_probs)
-    case = f"{MODULE} of {size.model or size}"
+    case = f"whole {size.model or size}"
     with torch.no_grad():
         added = alone()[order.argsort()].view(size.tokens, size.choices, -1).sum(1)
         common.require_close(case, forward(), added, 2e-2)
@@ -265,5 +317,12 @@ def moe_layer(*, quick: bool = False) -> Iterator[Case]:
     package = common.bundle()
     for size in QUICK_SIZES if quick else (*MODELS, *SONIC):
         yield Case(f"{MODULE} {size}", partial(_measure, package, size))
+
+
+def moe_forms(*, quick: bool = False) -> Iterator[Case]:
+    """Forms of one layer beside each other, and a whole one beside its experts alone."""
+    package = common.bundle()
+    for size in QUICK_SIZES if quick else (*MODELS, *SONIC):
+        yield Case(f"forms {size}", partial(_forms, package, size))
     for size in QUICK_WHOLE if quick else WHOLE:
-        yield Case(f"{MODULE} of {size.model or size}", partial(_beside_experts, package, size))
+        yield Case(f"whole {size.model or size}", partial(_beside_experts, package, size))

@@ -35,6 +35,7 @@ TITLES = {
     "norm_quantize": "Norms that quantise",
     "dropout": "Dropout",
     "moe_layer": "Experts of a mixture-of-experts layer, from tokens to tokens",
+    "moe_forms": "Forms of a mixture-of-experts layer",
     "moe_ops": "Around experts",
     "router": "Routers",
     "ranks": "Layers that ranks share",
@@ -115,6 +116,12 @@ NOTES = {
         "Plan of a routing, gather, expert MLP in bf16 and combine, forward and backward: T tokens "
         "of H columns, K of E experts each, I intermediate columns. torch's layer is compiled "
         "whole, around its grouped GEMMs. *Held* between forward and backward, and *peak*, in GiB."
+    ),
+    "moe_forms": (
+        "*Forms*: `written_rows` copies rows of tokens before products read them, "
+        "`cache_quantized_input` saves codes; *held over formula* is what is held over the bytes "
+        "of h, weights and places, x aside. *Whole*: from tokens to y and dx, beside the expert MLP "
+        "alone, whose rows are there; the router is in the layer where a token has 8 choices."
     ),
     "moe_ops": (
         "Where choices of tokens lie among the rows of experts, by kernels alone, as the profiler "

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:055b6d34a040f343
+# checksum sha256:742ced34b4d41a84
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "4b0a17eb5404967f3365d382b99a865e20a007a996d690febff002f845698d41"
+DIGEST = "e5397e4ffb2bacb0a28aa9ed3c602f3738823bb3c5796aac4b79f3aa0af795ce"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

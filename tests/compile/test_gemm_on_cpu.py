@@ -293,6 +293,16 @@ OF_CODES = (
         " has code ",
     ),
 )
+OF_COLUMNS = (
+    # Rows behind a group's last are those of the next one.
+    Fault(
+        "sink/columnwise_codes.sm90.cuh",
+        "row + 8 < rows ? codes[2 * p + 1] : 0",
+        "row + 8 < rows + 8 ? codes[2 * p + 1] : 0",
+        CODES.name,
+        ", not 0",
+    ),
+)
 
 
 OF_ARRIVING = (
@@ -312,6 +322,7 @@ OF_ARRIVING = (
     (
         (BROKEN, FAULTS, RAGGED),
         ((CODES,), OF_CODES, OF_HALVES[0]),
+        ((CODES,), OF_COLUMNS, OF_HALVES[0]),
         ((GATHERED_DGRAD,), OF_ARRIVING, ARRIVING),
     ),
 )
@@ -319,7 +330,7 @@ def test_faults_are_noticed(
     gemms: tuple[Gemm, ...], faults: tuple[Fault, ...], case: Case, cache: Path
 ) -> None:
     headers = break_headers(headers_on_cpu(HEADERS, FIRST_HEADERS), faults)
-    name = f"broken_{gemms[0].family.value}"  # each of another family
+    name = f"broken_{gemms[0].family.value}_{Path(faults[0].header).name.partition('.')[0]}"
     program = Program(name, FAMILY_HEADER, [each.entry() for each in gemms], headers)
     built = program.build(cache / program.name)
     for fault in faults:

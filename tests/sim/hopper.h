@@ -84,19 +84,25 @@ void run_fp8(const Case& in) {
 struct GatedCodesRun {
   using Format = fusegen::E4M3;
 
+  static constexpr int64_t kAlign = 32;
+  static constexpr uint8_t kUnwritten = 0xff;
+
   const Problem problem;
-  const int64_t columns, pitch;
-  Buffer<uint8_t> codes;
-  Buffer<float> scales, inverses, amaxes;
+  const int64_t columns, pitch, token_pitch;
+  Buffer<uint8_t> codes, columnwise;
+  Buffer<float> scales, inverses, columnwise_inverses, amaxes;
   Buffer<Result> halves;
 
   explicit GatedCodesRun(const Case& in)
       : problem(Gemm::fprop, in),
         columns(in.n / 2),
         pitch(ceil_div(columns, 16) * 16),
-        codes(in.tokens * pitch, 0xff),
+        token_pitch(kAlign * (in.tokens / kAlign + in.groups())),
+        codes(in.tokens * pitch, kUnwritten),
+        columnwise(columns * token_pitch, kUnwritten),
         scales(in.groups(), kNan),
         inverses(in.groups(), kNan),
+        columnwise_inverses(in.groups(), kNan),
         amaxes(in.groups(), 0.0f),
         halves(in.tokens * in.n, Result(kNan)) {
     for (int64_t g = 0; g < in.groups(); ++g) {
@@ -104,7 +110,7 @@ struct GatedCodesRun {
     }
   }
 
-  // The same arguments, of a kernel that leaves the halves, too.
+  // The same arguments, of a kernel that leaves the halves and codes by columns, too.
   fusegen::GatedCodesArguments arguments(const Fp8GemmArguments& product,
                                          fusegen::DelayedArguments* due) {
     fusegen::GatedCodesArguments out{product, {}};
@@ -113,6 +119,8 @@ struct GatedCodesRun {
     out.step.quantize.rowwise.data = codes.data();
     out.step.quantize.rowwise.scale = inverses.data();
     out.step.quantize.rowwise.pitch = pitch;
+    out.step.quantize.columnwise = {columnwise.data(), columnwise_inverses.data(), token_pitch};
+    out.step.quantize.row_align = kAlign;
     out.step.state.scale = scales.data();
     out.step.state.history = amaxes.data();
     out.step.due = due;
@@ -120,7 +128,28 @@ struct GatedCodesRun {
     return out;
   }
 
-  // Codes are the same where nobody asks for halves or amaxes.
+  // By columns: the same codes, zeros up to a multiple of the alignment, and nothing anywhere else.
+  void check_columnwise() {
+    std::vector<int64_t> row_of(size_t(token_pitch), -1);
+    constexpr int64_t kPadding = -2;
+    for (int64_t g = 0; g < problem.in.groups(); ++g) {
+      const int64_t begin = problem.begin(g), tokens = problem.tokens(g);
+      const int64_t first = kAlign * (begin / kAlign + g);
+      for (int64_t i = 0; i < ceil_div(tokens, kAlign) * kAlign; ++i) {
+        row_of[size_t(first + i)] = i < tokens ? begin + i : kPadding;
+      }
+      if (tokens > 0 && columnwise_inverses[g] != inverses[g]) fail("group %ld has two inverses", long(g));
+    }
+    for (int64_t i = 0; i < columns * token_pitch; ++i) {
+      const int64_t column = i / token_pitch, row = row_of[size_t(i % token_pitch)];
+      const uint8_t wanted = row >= 0 ? codes[row * pitch + column] : row == kPadding ? 0 : kUnwritten;
+      if (columnwise[i] == wanted) continue;
+      fail("column %ld has code %u at %ld, not %u", long(column), unsigned(columnwise[i]),
+           long(i % token_pitch), unsigned(wanted));
+    }
+  }
+
+  // Codes are the same where nobody asks for halves, columns or amaxes.
   void check_same(GatedCodesRun& alone) {
     for (int64_t row = 0; row < problem.in.tokens; ++row) {
       for (int64_t at = row * pitch; at < row * pitch + columns; ++at) {
@@ -180,9 +209,11 @@ void run_gated_codes(const Case& in) {
           fusegen::GatedCodesArguments with = run.arguments(arguments, &due);
           launch(with);
           run.check(arguments.gemm);
+          run.check_columnwise();
           GatedCodesRun alone(in);
           with.product.gemm.epilogue.aux = nullptr;
           with.step.quantize.rowwise.data = alone.codes.data();
+          with.step.quantize.columnwise = {};
           with.step.state.history = nullptr;
           with.step.update = false;
           launch(with);

@@ -143,4 +143,16 @@ inline void load_matrices(uint32_t address, uint32_t (&values)[4]) {
   }
 }
 
+// movmatrix.trans: lane 4 i + j gives elements 2 j and 2 j + 1 of row i, and gets those of column i.
+inline uint32_t transposed_matrix(uint32_t row) {
+  const uint64_t* const rows = exchange(row);
+  const int column = lane() / 4;
+  uint32_t out = 0;
+  for (int i = 0; i < 2; ++i) {
+    const uint64_t pair = rows[(lane() % 4 * 2 + i) * 4 + column / 2];
+    out |= uint32_t(pair >> column % 2 * 16 & 0xffff) << i * 16;
+  }
+  return out;
+}
+
 }  // namespace sim

@@ -41,6 +41,11 @@ REPLACEMENTS: dict[str, tuple[Replacement, ...]] = {
     "sink/gated_codes.sm90.cuh": (
         Replacement("st.shared.b16", "sim::store_shared(address, value);"),
     ),
+    "sink/columnwise_codes.sm90.cuh": (
+        Replacement("movmatrix.sync", "column = sim::transposed_matrix(row);"),
+        Replacement("st.shared.b32", "sim::store_shared(address, value);"),
+        Replacement("ld.shared.v4.b32", "in = sim::load_shared<uint4>(place_of(buffer, column));"),
+    ),
     "load/gathered.sm90.cuh": (
         Replacement("cp.async.mbarrier.arrive.noinc", "sim::arrive_when_copied(address);"),
         Replacement("mad.wide.u32", "found = address + uint64_t(place) * 16;"),

@@ -46,6 +46,27 @@ def test_rows_are_copied_for_the_sum_of_a_bias_alone() -> None:
     assert [(step.out, step.when) for step in gathers] == [("dexperts", ("need_dfc2_bias",))]
 
 
+def test_products_read_rows_that_are_written_where_that_is_chosen() -> None:
+    plan, other = plan_of("moe_layer__bf16__written_rows"), plan_of("moe_layer__bf16")
+    assert not any("gathered" in step.primitive for step in plan.steps)
+    found = {name: step.kernels for name, step in gemms(plan).items()}
+    gathered = {name: step.kernels for name, step in gemms(other).items()}
+    assert found.keys() == gathered.keys() and all("gemm_sm90" in str(k) for k in found.values())
+    gathers = [step.out for step in plan.steps if step.primitive == "gather_rows"]
+    assert gathers == ["rows", "dexperts", "rows"]
+    assert plan.saved == other.saved
+
+
+def test_quantised_rows_are_never_written() -> None:
+    with pytest.raises(Exception, match="recipe 'fp8_block' quantises rows where the tokens lie"):
+        plan_of("moe_layer__fp8_block__written_rows")
+
+
+def test_only_products_of_gathered_rows_have_the_choice() -> None:
+    with pytest.raises(Exception, match="no GEMM reads rows that the op before it gathers"):
+        plan_of("grouped_mlp__bf16__written_rows")
+
+
 @pytest.mark.parametrize("cell", ("moe_layer__fp8_delayed", "moe_layer__mxfp8", "moe_layer__nvfp4"))
 def test_codes_are_quantised_where_tokens_lie_instead(cell: str) -> None:
     assert not any("gathered" in step.primitive for step in plan_of(cell).steps)

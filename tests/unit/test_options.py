@@ -59,7 +59,12 @@ IN_EXPERTS = (
     *("backward_precision", "ranges", "debug"),
 )
 IN_MLPS = tuple(name for name in IN_EXPERTS if name not in ("scale_bias", "parameters"))
-IN_LAYERS = tuple(name for name in IN_EXPERTS if name not in ("save", "input_format"))
+IN_LAYERS = tuple(
+    each
+    for name in IN_EXPERTS
+    for each in ((name, "gather") if name == "cached_input" else (name,))
+    if name not in ("save", "input_format")
+)
 IN_GATED_LAYERS = tuple(name for name in IN_LAYERS if name != "tensor_parallelism")
 IN_ROUTED = tuple(
     each
@@ -180,6 +185,7 @@ WORDS = (
         "quantized_weights",
         "recompute_activations",
         "cache_quantized_input",
+        "written_rows",
         "quantized_input",
         "quantized_output",
         "one_backward_call",

@@ -15,6 +15,7 @@ from .backward_precision import BACKWARD_PRECISION
 from .cached_input import CACHED_INPUT
 from .debug import DEBUG
 from .delay_wgrad import DELAY_WGRAD
+from .gather import GATHER
 from .glu_interleave import GLU_INTERLEAVE
 from .input_format import INPUT_FORMAT
 from .main_grad import MAIN_GRAD
@@ -52,6 +53,7 @@ OPTIONS: tuple[Option, ...] = (
     WEIGHT_CACHE,
     SAVE,
     CACHED_INPUT,
+    GATHER,
     INPUT_FORMAT,
     OUTPUT_FORMAT,
     BACKWARD_CALLS,

@@ -60,6 +60,7 @@ class ModuleFacts:
         plain_weights: a GEMM whose rows are in no groups has a parameter.
         halves: an expression reads the halves of a row, as gated activations do.
         activated_gemms: an activation reads what a GEMM gives.
+        gathered_gemms: a GEMM reads rows of tokens that the op before it gathers.
         first_of_gemms: GEMMs of the first op, and no other op, read the first input.
         last_of_gemms: a GEMM of the last op gives the one output.
         adds_around_gemms: ops before the first GEMM, and behind the last, move rows and add them
@@ -83,6 +84,7 @@ class ModuleFacts:
     plain_weights: bool = False
     halves: bool = False
     activated_gemms: bool = False
+    gathered_gemms: bool = False
     first_of_gemms: bool = False
     last_of_gemms: bool = False
     adds_around_gemms: bool = False

@@ -67,10 +67,11 @@ class Epilogue:
         when = wanted_elsewhere(bound, program, aux) if self.has_aux else None
         if when is None:
             return step
+        asked = (Result(aux, when),) if when not in ((), step.when) else ()
         return replace(
             step,
             outputs=(*step.outputs, Operand(AUX, aux)),
-            output_when=(Result(aux, when),) if when not in ((), step.when) else (),
+            output_when=(*step.output_when, *asked),
         )
 
 
@@ -105,17 +106,20 @@ def _uncoded(merged: Step, recipe: RecipeSpec) -> str | None:
     if not quantizes(quantized):
         return None
     tensor, operand = quantized.input("a"), read_copies(merged)
-    if [copy.orientation for copy in quantized.copies] != [Orientation.ROWWISE]:
-        return f"{tensor} is quantised along its columns, too"
-    (copy,) = quantized.copies
+    copy, *others = quantized.copies
+    if copy.orientation is not Orientation.ROWWISE:
+        return f"{tensor} is quantised along its columns alone"
+    if any(each.untransposed for each in others):
+        return f"the columnwise copy of {tensor} lies as the rowwise one does"
     if quantized.input("scale") is None:
         whole = f"scales of {tensor} follow from {tensor}, which is whole at the end alone"
         blocks = f"scales of blocks of {tensor} take an epilogue as long to find as it spares"
         return whole if recipe.roles[copy.role].scaling in ONE_SCALE else blocks
     if not operand or recipe.roles[copy.role] != recipe.roles[operand[0].role]:
         return f"{tensor} is quantised otherwise than what the GEMM reads"
-    if {*quantized.outputs} != {*copy_slots(copy.orientation.value, copy)}:
-        return f"more is left of {tensor} than a copy"
+    left = {slot for each in quantized.copies for slot in copy_slots(each.orientation.value, each)}
+    if {*quantized.outputs} != left:
+        return f"more is left of {tensor} than copies"
     if quantized.input("amax_history") is None:
         return f"scales of {tensor} are given, and have no history"
     return None
@@ -186,6 +190,7 @@ def _merged(rule: str, steps: Sequence[Step]) -> Step:
         primitive=MERGES[tuple(step.primitive for step in steps)],
         inputs=(*gemm.inputs, *others),
         outputs=last.outputs if quantizes(last) else (Operand("out", last.out),),
+        output_when=last.output_when if quantizes(last) else (),
         copies=(*gemm.copies, *last.copies),
         mutates=last.mutates,
         kernels=None,

@@ -15,6 +15,7 @@ from ..options.backward_precision import BackwardPrecision
 from ..options.cached_input import CACHE_QUANTIZED
 from ..options.debug import STATISTICS
 from ..options.delay_wgrad import DELAYED_WGRAD
+from ..options.gather import WRITTEN_ROWS
 from ..options.glu_interleave import INTERLEAVED
 from ..options.input_format import QUANTIZED_INPUT
 from ..options.main_grad import MainGrad
@@ -234,6 +235,8 @@ def _run_by(draft: Draft, further: Iterable[KernelSet]) -> Draft:
 
 
 def _gather(draft: Draft, context: Context) -> Draft:
+    if WRITTEN_ROWS in context.options:
+        return draft
     return _run_by(*gather_operands(draft, context.arch, context.recipe))
 
 

@@ -20,6 +20,7 @@ from ..options import (
 )
 from ..steps import definition
 from ..steps.definition import Trait
+from ..steps.routing import GATHER_ROWS
 from .chains import chain_of, outputs_of, reads_of, results_of
 from .diagnostics import did_you_mean
 from .load import SpecSet
@@ -44,10 +45,9 @@ def module_facts(module: ModuleSpec, ops: Mapping[str, OpSpec]) -> ModuleFacts:
         plain_weights=any(_reads_weight(op) and not _reads_weights_of_groups(op) for op in gemms),
         halves=any(op.pointwise and _has_halves(op) for op in chain),
         activated_gemms=any(
-            ops[before.op] in gemms and _is_activation(ops[item.op])
-            for before, item in pairwise(chain_of(module))
-            if before.op in ops and item.op in ops
+            before in gemms and _is_activation(item) for before, item in pairwise(chain)
         ),
+        gathered_gemms=any(_gathers(before) and item in gemms for before, item in pairwise(chain)),
         first_of_gemms=_first_of_gemms(module, ops),
         last_of_gemms=_last_of_gemms(module, ops),
         adds_around_gemms=bool(gemms) and _adds_around(chain, gemms),
@@ -173,6 +173,10 @@ def _is_gemm(step: StepSpec) -> bool:
 
 def _quantizes(op: OpSpec) -> bool:
     return any(Trait.QUANTIZES in definition(step.primitive).traits for step in op.forward)
+
+
+def _gathers(op: OpSpec) -> bool:
+    return any(step.primitive == GATHER_ROWS.name for step in op.forward)
 
 
 def _is_activation(op: OpSpec) -> bool:

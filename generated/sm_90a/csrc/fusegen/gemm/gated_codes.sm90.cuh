@@ -50,6 +50,12 @@ inline Status encode_weights(CUtensorMap* map, const Fp8GemmArguments& in, int b
                                    {kScaleBlock, cuuint32_t(box_rows), 1, 1});
 }
 
+inline ColumnwiseCodes columnwise_codes(const QuantizeArguments& in) {
+  const QuantizedCopy& copy = in.columnwise;
+  return {static_cast<uint8_t*>(copy.data), static_cast<float*>(copy.scale), copy.pitch,
+          int32_t(in.row_align)};
+}
+
 template <class Element, int TileN, class Change>
 Status encode(const GatedCodesArguments& in, Epilogue<Change, Store::gated_aux>* out) {
   const GemmArguments& gemm = in.product.gemm;
@@ -58,6 +64,7 @@ Status encode(const GatedCodesArguments& in, Epilogue<Change, Store::gated_aux>*
   out->scales = in.step.state.scale;
   out->inverses = static_cast<float*>(codes.scale);
   out->amaxes = in.step.update ? in.step.state.history : nullptr;
+  out->columnwise = columnwise_codes(in.step.quantize);
   out->asked = gemm.epilogue.aux != nullptr;
   Status status = encode_ragged_part<uint8_t>(&out->codes, codes.data, gemm.n / 2, codes.pitch,
                                               kChunkRows, kGatedColumns<TileN>,
@@ -82,8 +89,8 @@ static Status launch_gated_codes(const GatedCodesArguments& in, Stream& stream,
   using T = GatedCodesTraits<A, B, accumulation, Config>;
   const GemmArguments& gemm = in.product.gemm;
   if (Status status = check_fp8_arguments<kKind>(in.product); !status.ok()) return status;
-  if (in.step.due == nullptr || in.step.quantize.columnwise.data != nullptr) {
-    return {static_cast<int>(cudaErrorInvalidValue), "gated codes: rowwise ones, by a history"};
+  if (in.step.due == nullptr || in.step.quantize.row_align % kChunkRows != 0) {
+    return {static_cast<int>(cudaErrorInvalidValue), "gated codes: by a history"};
   }
   if (gemm.tokens == 0) return {};
   CUtensorMap a, b;

@@ -1,5 +1,6 @@
 // Gated results into global memory by TMA as codes of a format of 8 bits, by a scale of each group
-// that is known before; the halves that they are of, too, where somebody asks for those.
+// that is known before; where somebody asks for them, the same codes by columns and the halves that
+// they are of, too.
 //
 // What is encoded is rounded to the module's own type before, as it would be on its way through
 // memory. Its largest magnitude joins the others of the group once a tile.
@@ -17,6 +18,7 @@
 #include "fusegen/quantize/pairs.cuh"
 #include "fusegen/sink/change.cuh"
 #include "fusegen/sink/chunk.sm90.cuh"
+#include "fusegen/sink/columnwise_codes.sm90.cuh"
 #include "fusegen/sink/gated.cuh"
 #include "fusegen/sink/tma_store.sm90.cuh"
 #include "fusegen/tile_source/tile.cuh"
@@ -43,6 +45,7 @@ struct GatedCodesEpilogue {
   const float* scales = nullptr;      // [groups], that values are multiplied by
   float* inverses = nullptr;          // [groups], of the scales
   float* amaxes = nullptr;            // [groups], raised to those of values; nullptr: nobody asks
+  ColumnwiseCodes columnwise = {};
   CUtensorMap codes = {};
   CUtensorMap aux[2] = {};  // a half each
   bool asked = false;       // for aux; it is no descriptor otherwise
@@ -66,6 +69,7 @@ struct GatedCodesStore {
   static_assert(Values::kStrips <= 2);
   using Chunk = WriteChunk<Result, kColumns>;
   using Part = typename Chunk::Rounded;
+  using Codes = PartCodes<kColumns>;
   static constexpr int kWords = kColumns / 4;  // of a lane, of a part
   static constexpr int kAllWords = Values::kStrips * kParts * kWords;
   using Words = std::array<uint32_t, kAllWords>;
@@ -86,7 +90,9 @@ struct GatedCodesStore {
     if (tile.k == 0) return;
     factor = __ldg(told.scales + tile.group);
     if (tile.row + place.row == 0 && tile.column == 0 && out.lane == 0 && tile.rows > 0) {
-      told.inverses[tile.group] = __frcp_rn(factor);
+      const float inverse = __frcp_rn(factor);
+      told.inverses[tile.group] = inverse;
+      if (told.columnwise.data != nullptr) told.columnwise.inverses[tile.group] = inverse;
     }
     if (!Change::kOfRows) return;
     const int32_t first = tile.row + place.row + int32_t(out.lane / 4);
@@ -103,12 +109,13 @@ struct GatedCodesStore {
                         int32_t row) {
     Words first, second;
     round(fragment, visitors, tile, row, first, second);
+    const int32_t rows = told.columnwise.rows(tile);
 #pragma unroll 1
     for (int index = 0; index < Values::kStrips * kParts; ++index) {
       const int strip = index / kParts;
       const Place at{row + strip * Values::kStripStep,
                      tile.column / 2 + index % kParts * kColumns};
-      if (at.row >= tile.rows) return;
+      if (at.row >= rows) return;
       if (at.column < columns) put(first, second, tile, at, strip);
 #pragma unroll
       for (int i = kWords; i < kAllWords; ++i) {
@@ -169,7 +176,13 @@ struct GatedCodesStore {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) words[i] = change_of(words[i], beside[i], own[i % 2]);
     see(words, tile, place);
-    out.send(&told.codes, tile, place, [&](uint32_t buffer) { encode(words, buffer); });
+    const Codes codes = encode(words);
+    out.send(&told.codes, tile, place, [&](uint32_t buffer) { write_rows(codes, buffer); });
+    if (told.columnwise.data == nullptr || group < 0) return;
+    if (out.lane == 0) wait_for_stores<Buffers - 1>();  // from the next buffer, as send() waits
+    __syncwarp();
+    told.columnwise.template store<kColumns>(codes, out.lane, out.ring.address(), tile, place,
+                                             columns);
   }
 
   __device__ void write(const CUtensorMap* to, const Part& words,
@@ -193,17 +206,31 @@ struct GatedCodesStore {
     }
   }
 
-  // Codes of two neighbours at a time, in rows of as many bytes as there are columns.
-  __device__ void encode(const Part& words, uint32_t buffer) const {
+  __device__ Codes encode(const Part& words) const {
+    Codes codes;
+#pragma unroll
+    for (int i = 0; i < kWords / 2; ++i) {
+      const int first = i / 2 * 4 + i % 2;
+      codes[i] = pair_of(words[first]) | pair_of(words[first + 2]) << 16;
+    }
+    return codes;
+  }
+
+  __device__ uint32_t pair_of(uint32_t word) const {
     using quantizing::widen_high;
     using quantizing::widen_low;
+    return uint16_t(encode_pair<Format>(widen_low<Result>(word) * factor,
+                                        widen_high<Result>(word) * factor));
+  }
+
+  // Codes of two neighbours at a time, in rows of as many bytes as there are columns.
+  __device__ void write_rows(const Codes& codes, uint32_t buffer) const {
     const uint32_t own = buffer + out.lane / 4 * kColumns + out.lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const uint16_t pair = uint16_t(encode_pair<Format>(widen_low<Result>(words[i]) * factor,
-                                                         widen_high<Result>(words[i]) * factor));
-      const uint32_t to = own + i % 2 * 8 * kColumns + i / 2 * 8;
-      store_shared(to, pair);
+    for (int i = 0; i < kWords / 2; ++i) {
+      const uint32_t to = own + i % 2 * 8 * kColumns + i / 2 * 16;
+      store_shared(to, uint16_t(codes[i]));
+      store_shared(to + 8, uint16_t(codes[i] >> 16));
     }
   }
 
