@@ -120,8 +120,8 @@ NOTES = {
     "moe_forms": (
         "*Forms*: `written_rows` copies rows of tokens before products read them, "
         "`cache_quantized_input` saves codes; *held over formula* is what is held over the bytes "
-        "of h, weights and places, x aside. *Whole*: from tokens to y and dx, beside the expert MLP "
-        "alone, whose rows are there; the router is in the layer where a token has 8 choices."
+        "of h, weights and places, x aside. *Whole*: from tokens to y and dx, beside the expert "
+        "MLP alone, whose rows are there; the router is in it where a token has 8 choices."
     ),
     "moe_ops": (
         "Where choices of tokens lie among the rows of experts, by kernels alone, as the profiler "

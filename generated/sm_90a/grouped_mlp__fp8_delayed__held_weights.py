@@ -3,7 +3,7 @@
 #      specs/fusions/grouped_linear_activation_codes.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e5d3887a16bb979d
+# checksum sha256:0e1d4040c0808851
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "c2141e04dbec7bf2b66ff0a8ec9e705f396bf66c2a501203cf57950af85de654"
+DIGEST = "57b7ff42e722b87266468b9d8b9413dfd984f686ee59e12b4597ec8118019d84"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

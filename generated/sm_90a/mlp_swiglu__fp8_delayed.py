@@ -3,7 +3,7 @@
 #      specs/fusions/linear_activation_codes.yaml, specs/modules/mlp.yaml,
 #      specs/ops/linear.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:19c5d65bcb3c37f1
+# checksum sha256:a6b414c56cc9d152
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "cb447f2b604f46c3fb31db6ebec1fd79a39116e1931c77a3adad91f86451376d"
+DIGEST = "31bf090e9e9c49f74eceb23bfb8fa8824630f757396948042697c849359fdeb4"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

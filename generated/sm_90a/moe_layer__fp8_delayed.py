@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:742ced34b4d41a84
+# checksum sha256:56673dbfda6bd7e8
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "e5397e4ffb2bacb0a28aa9ed3c602f3738823bb3c5796aac4b79f3aa0af795ce"
+DIGEST = "01ff9992bb2d73555c39a53eeafe32fb7c9c9cf8768bc979aa6277a824a8cd37"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:39855cc03247c788
+# checksum sha256:3959efcd1431ba82
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cache_quantized_input as reference
 
-DIGEST = "abc18767e27d93b0a0ac65e70315dbfecac95b716498561bdc947e7edb283d03"
+DIGEST = "1dedc03db29586dfdafd463c9e257ab75ec88505eb59491b667a43f0b00092dd"
 _library.join("moe_layer__fp8_delayed__cache_quantized_input", DIGEST)
 
 

@@ -4,6 +4,7 @@
     python tests/gpu/ledger.py build [--jobs N] [BUNDLE...]  generate the further bundles and build
     python tests/gpu/ledger.py test [BUNDLE...]   run the tests of all bundles, several at a time
     python tests/gpu/ledger.py sanitize [BUNDLE...]  run all kernels under compute-sanitizer
+    python tests/gpu/ledger.py test --changed   either: cells that have not run as they are
     python tests/gpu/ledger.py record [--untested-memory]  write what both found into the ledger
     python tests/gpu/ledger.py report             current, stale or never ran, per bundle
     python tests/gpu/ledger.py check              exit code 1 if anything that ran is stale
@@ -27,7 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import groupby
@@ -355,21 +356,39 @@ def _index(said: Mapping[Path, Mapping[str, Any]], entries: Entries) -> Index:
     return index
 
 
-def test(wanted: Sequence[str] = ()) -> int:
-    """Run the tests of every bundle that this machine's GPU runs, or of those named."""
-    steps.test(steps.bundles_here(wanted))
-    return 0
+def changed_units(folder: Path, entries: Mapping[str, Entry]) -> list[str]:
+    """Units of a bundle that never ran, or changed since they did."""
+    states = state_of(hash_units(folder), entries)
+    return sorted(unit for unit, state in states.items() if state is not State.CURRENT)
 
 
-def sanitize(wanted: Sequence[str] = ()) -> int:
-    """Run compute-sanitizer over every bundle that this machine's GPU runs, or over those named."""
-    steps.sanitize(steps.bundles_here(wanted))
+def chosen(wanted: Sequence[str] = (), *, changed: bool = False) -> dict[Path, steps.Units]:
+    """Bundles that this machine's GPU runs, or those named, whole or with what changed of each."""
+    folders = steps.bundles_here(wanted)
+    if not changed:
+        return dict.fromkeys(folders)
+    entries = load()
+    units = {f: changed_units(f, entries.get(bundles.key_of(f), {})) for f in folders}
+    return {folder: of_it for folder, of_it in units.items() if of_it}
+
+
+def on_gpu(step: Callable[[dict[Path, steps.Units]], None], folders: dict[Path, Any]) -> int:
+    """Take a step, if there is anything to do."""
+    if not folders:
+        print("all has run as it is")
+        return 0
+    step(folders)
     return 0
 
 
 def run(*, builds: bool) -> int:
     """All steps, here."""
-    return (build() if builds else 0) or test() or sanitize() or record()
+    return (
+        (build() if builds else 0)
+        or on_gpu(steps.test, chosen())
+        or on_gpu(steps.sanitize, chosen())
+        or record()
+    )
 
 
 def main(words: list[str] | None = None) -> int:
@@ -382,9 +401,11 @@ def main(words: list[str] | None = None) -> int:
     building = verbs.add_parser("build")
     building.add_argument("--jobs", type=int, help="units compiled at a time")
     building.add_argument("bundle", nargs="*", help='such as "sm_90a"; by default all')
-    on_gpu = {"test": test, "sanitize": sanitize}
-    for verb in on_gpu:
-        verbs.add_parser(verb).add_argument("bundle", nargs="*", help='such as "sm_90a evidence"')
+    taken = {"test": steps.test, "sanitize": steps.sanitize}
+    for verb in taken:
+        taking = verbs.add_parser(verb)
+        taking.add_argument("bundle", nargs="*", help='such as "sm_90a evidence"')
+        taking.add_argument("--changed", action="store_true", help="what has not run as it is")
     plain = {"report": report, "check": check}
     for verb in plain:
         verbs.add_parser(verb)
@@ -402,8 +423,9 @@ def main(words: list[str] | None = None) -> int:
             return write_readme(only_check=arguments.check)
         if arguments.verb == "record":
             return record(untested_memory=arguments.untested_memory)
-        if arguments.verb in on_gpu:
-            return on_gpu[arguments.verb](arguments.bundle)
+        if arguments.verb in taken:
+            folders = chosen(arguments.bundle, changed=arguments.changed)
+            return on_gpu(taken[arguments.verb], folders)
         return plain[arguments.verb]()
     except LedgerError as error:
         print(f"ledger: {error}", file=sys.stderr)

@@ -19,7 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 
 import bundles
 import selection
+import steps
 from units import hash_units
 
 HERE = Path(__file__).resolve().parent
@@ -96,14 +97,17 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which(f"{home}/bin/compute-sanitizer")
 
 
-def run_tool(sanitizer: str, tool: str, bundle: Path, hand: str = "0/1") -> ToolReport:
-    """One tool over all cases, or over those dealt to one of several hands.
+def run_tool(
+    sanitizer: str, tool: str, bundle: Path, hand: str = "0/1", units: Collection[str] | None = None
+) -> ToolReport:
+    """One tool over all cases, or over those of some units, or dealt to one of several hands.
 
     Raises:
         SanitizeError: the tool or the program under it broke off.
     """
     words = [sanitizer, "--tool", tool, "--print-limit", "200", "--report-api-errors", "no"]
     words += [sys.executable, str(HERE / "sanitize.py"), "--cases", hand, "--bundle", str(bundle)]
+    words += [f"--unit={unit}" for unit in units or ()]
     # The caching allocator would hide a read past one tensor in the block of the next.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
     try:
@@ -134,11 +138,11 @@ Said = list[ToolReport] | SanitizeError
 """What every tool said of a bundle, or how one of them broke off."""
 
 
-def sanitize(folders: Sequence[Path], hands: int) -> dict[Path, Said] | None:
+def sanitize(folders: Mapping[Path, Collection[str] | None], hands: int) -> dict[Path, Said] | None:
     """Every tool over bundles, all side by side, or None where compute-sanitizer is not installed.
 
     Args:
-        folders: the bundles.
+        folders: the bundles, and of each the units that run; None for all.
         hands: how many processes the cases of one bundle under one tool are dealt to.
     """
     sanitizer = find_sanitizer()
@@ -148,12 +152,12 @@ def sanitize(folders: Sequence[Path], hands: int) -> dict[Path, Said] | None:
         running = {
             folder: [
                 [
-                    pool.submit(run_tool, sanitizer, tool, folder, f"{i}/{hands}")
+                    pool.submit(run_tool, sanitizer, tool, folder, f"{i}/{hands}", units)
                     for i in range(hands)
                 ]
                 for tool in TOOLS
             ]
-            for folder in folders
+            for folder, units in folders.items()
         }
         return {folder: _said(tools) for folder, tools in running.items()}
 
@@ -176,6 +180,23 @@ def cells_of(folder: Path) -> list[str]:
     """Modules of a bundle that have tests which run them."""
     cells = [path.stem for path in sorted(folder.glob("*__*.py")) if path.stem != "__init__"]
     return [cell for cell in cells if (folder / "csrc" / f"{cell}.cpp").exists()]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What runs: cells, and of matrix kernels all but those of units that are known."""
+
+    cells: tuple[str, ...]
+    known: frozenset[str]
+
+    @classmethod
+    def of(cls, folder: Path, units: Collection[str] = ()) -> Chosen:
+        """All that a bundle has, or some units and the cells that have one of them."""
+        cells, known = cells_of(folder), known_units(folder)
+        if units:
+            known |= hash_units(folder).keys() - {*units}
+            cells = [cell for cell in steps.cells_with(folder, units) if cell in cells]
+        return cls(tuple(cells), frozenset(known))
 
 
 def _gemm_case(programs: Any, kind: str, sizes: selection.Reach, element: str) -> Callable[[], Any]:
@@ -247,11 +268,11 @@ def _layer_case(
     return layer
 
 
-def layer_cases(bundle: Any, folder: Path) -> Iterator[Case]:
+def layer_cases(bundle: Any, cells: Collection[str]) -> Iterator[Case]:
     """Layers with GEMMs of their own, at sizes that reach all of these' tiles."""
     from gpu_support import LAYERS as PROBLEMS
 
-    for cell in LAYERS.keys() & {*cells_of(folder)}:
+    for cell in sorted(LAYERS.keys() & {*cells}):
         plan = bundles.load_cell(bundle, cell).MoELayer.describe()
         if not any(name.startswith(LAYERS[cell]) for name in selection.read_rules(plan)):
             continue
@@ -290,27 +311,26 @@ def _cell_case(bundle: Any, cell: str, element: str) -> Callable[[], Any]:
     return train
 
 
-def cell_cases(bundle: Any, folder: Path) -> Iterator[Case]:
+def cell_cases(bundle: Any, cells: Collection[str]) -> Iterator[Case]:
     """Forward and backward of every module, for all gradients together and for each alone.
 
     What refreshes copies of weights runs before them, gradients that wait are called for after.
     """
-    for cell in cells_of(folder):
+    for cell in cells:
         for element in ELEMENTS:
             yield f"{cell} {element}", _cell_case(bundle, cell, element)
 
 
-def run_cases(folder: Path, hand: str) -> None:
+def run_cases(folder: Path, hand: str, units: Collection[str] = ()) -> None:
     """Announce and run every case dealt to a hand, "2/8"; each ends before the next begins."""
     import torch
 
     index, _, hands = hand.partition("/")
-    bundle = bundles.load_bundle(folder)
-    known = known_units(folder)
+    bundle, chosen = bundles.load_bundle(folder), Chosen.of(folder, units)
     cases = [
-        *gemm_cases(bundle, folder, known),
-        *layer_cases(bundle, folder),
-        *cell_cases(bundle, folder),
+        *gemm_cases(bundle, folder, chosen.known),
+        *layer_cases(bundle, chosen.cells),
+        *cell_cases(bundle, chosen.cells),
     ]
     for name, run in cases[int(index) :: int(hands)]:
         print(MARK, name, flush=True)
@@ -350,15 +370,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the reports there")
     parser.add_argument("--hands", type=int, default=1, help="processes per bundle and tool")
     parser.add_argument("--cases", metavar="I/N", help="run every Nth case without a tool")
+    parser.add_argument("--unit", action="append", default=[], help="with --cases: some units")
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
     clean = True
     folders = _folders(arguments.bundle)
     if arguments.cases:
         for folder in folders:
-            run_cases(folder, arguments.cases)
+            run_cases(folder, arguments.cases, arguments.unit)
         return 0
-    reports = sanitize(folders, arguments.hands)
+    reports = sanitize(dict.fromkeys(folders), arguments.hands)
     if reports is None:
         print("compute-sanitizer: not on PATH nor in $CUDA_HOME/bin", file=sys.stderr)
         return 2

@@ -17,13 +17,14 @@ import sys
 import time
 import xml.etree.ElementTree
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import bundles
+import matrix
 from entries import LedgerError
 from units import hash_units
 
@@ -31,6 +32,9 @@ HERE = Path(__file__).resolve().parent
 FOUND = bundles.ROOT / "build" / "gpu"
 LARGE = HERE / "test_large.py"  # has no room on a GPU beside other tests
 STATEMENT = "units.json"  # beside the library: what it was built from
+NO_TESTS = 5  # pytest's exit code
+Units = Collection[str] | None
+"""Of a bundle, those that a step is about: of cells that have one of them; None for all."""
 LEDGER = "python tests/gpu/ledger.py"
 
 
@@ -129,11 +133,19 @@ def _kinds_beside(folder: Path, capability: tuple[int, int]) -> tuple[str, ...]:
 # ---- what a step found
 
 
-def keep(step: str, folder: Path, said: Mapping[str, Any]) -> None:
+def keep(step: str, folder: Path, said: Mapping[str, Any], units: Units = None) -> None:
     """Write down what a step found of a bundle, on which machine, from which sources."""
     FOUND.mkdir(parents=True, exist_ok=True)
-    found = {"units": hash_units(folder), "machine": machine(folder), "said": said}
+    every = hash_units(folder)
+    seen = {unit: value for unit, value in every.items() if units is None or unit in units}
+    found = {"units": seen, "machine": machine(folder), "said": said}
     _kept(step, folder).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def cells_with(folder: Path, units: Collection[str]) -> list[str]:
+    """Cells of a bundle that have one of these units, sorted."""
+    owned = matrix.read_owners((folder / "fusegen.lock").read_text("utf-8"))
+    return sorted(cell for cell, own in owned.items() if not own.isdisjoint(units))
 
 
 def ran(folder: Path) -> bool:
@@ -191,52 +203,65 @@ def _driver_version() -> str:
 
 @dataclass(frozen=True)
 class Suite:
-    """Tests of a folder or file, and the bundle that they test; `alone` where others wait."""
+    """Tests of folders or files, and the bundle that they test; `alone` where others wait."""
 
     name: str
-    path: Path
+    paths: tuple[Path, ...]
     bundle: Path
     words: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     alone: bool = False
 
+    @property
+    def files(self) -> int:
+        """How many files of tests there are."""
+        return sum(len(list(p.glob("test_*.py"))) if p.is_dir() else 1 for p in self.paths)
 
-def suites_of(folder: Path) -> list[Suite]:
+
+def suites_of(folder: Path, units: Units = None) -> list[Suite]:
     """The generated tests of a bundle and those of this folder that its cells have.
 
     A bundle of further cells has its own alone: the modules and recipes are the committed one's.
-    So has one of a few cells that stand for an architecture.
+    So has one of a few cells that stand for an architecture.  Of some units there are their cells'
+    own tests, and of those of this folder the ones that name these.
     """
-    key = bundles.key_of(folder).replace(" ", "_")
+    key, own = bundles.key_of(folder).replace(" ", "_"), folder / "tests"
+    files: tuple[Path, ...] = (own,)
+    named: tuple[str, ...] = ()
+    if units is not None:
+        cells = cells_with(folder, units)
+        files = tuple(filter(Path.exists, (own / f"test_{cell}.py" for cell in cells)))
+        named = ("-k", " or ".join(cells))
     # What runs on the CPU runs there in every test; here it would only keep the GPU waiting.
-    suites = [Suite(f"{key}.generated", folder / "tests", folder, ("-k", "not cpu"))]
+    suites = [Suite(f"{key}.generated", files, folder, ("-k", "not cpu"))] if files else []
     own_alone = bundles.kind_of(folder) == bundles.EVIDENCE
     if not own_alone and bundles.cells_of(folder, "grouped_linear"):  # what the tests here run
         chosen = ((bundles.BUNDLE_VARIABLE, str(folder)),)
-        suites.append(Suite(f"{key}.gpu", HERE, folder, (f"--ignore={LARGE}",), chosen))
+        suites.append(Suite(f"{key}.gpu", (HERE,), folder, (f"--ignore={LARGE}", *named), chosen))
         if bundles.has_shipped(folder):
-            suites.append(Suite(f"{key}.large", LARGE, folder, (), chosen, alone=True))
+            suites.append(Suite(f"{key}.large", (LARGE,), folder, named, chosen, alone=True))
     return suites
 
 
-def test(folders: Sequence[Path]) -> None:
-    """Run all tests of these bundles, most suites side by side, and keep how many passed.
+def test(folders: Mapping[Path, Units]) -> None:
+    """Run tests of these bundles, most suites side by side, and keep how many passed.
 
     Raises:
         LedgerError: one failed, or none ran.
     """
     FOUND.mkdir(parents=True, exist_ok=True)
-    suites = [suite for folder in folders for suite in suites_of(folder)]
+    suites = [suite for folder, units in folders.items() for suite in suites_of(folder, units)]
     together = [suite for suite in suites if not suite.alone]
-    workers = workers_of([len(list(suite.path.glob("test_*.py"))) for suite in together])
+    workers = workers_of([suite.files for suite in together])
     with ThreadPoolExecutor(len(together)) as pool:
         ended = dict(zip(together, pool.map(run_pytest, together, workers), strict=True))
     ended |= {suite: run_pytest(suite, 1) for suite in suites if suite.alone}
-    wrong = [suite.name for suite in suites if not ended[suite]]
-    for folder in folders:
+    wrong = [suite.name for suite in suites if ended[suite] is None]
+    for folder, units in folders.items():
         own = [passed for suite, passed in ended.items() if suite.bundle == folder]
-        if all(own):
-            keep("test", folder, _said(own, folder))
+        if not any(passed is None for passed in own):
+            passed = [each for each in own if each is not None]
+            keep("test", folder, _said(passed, folder), units)
     if wrong:
         raise LedgerError(f"tests failed in {', '.join(wrong)}; logs are in {FOUND}")
 
@@ -247,12 +272,15 @@ def workers_of(files: Sequence[int]) -> list[int]:
     return [max(min(cores, 4), cores * count // sum(files)) for count in files]
 
 
-def run_pytest(suite: Suite, workers: int) -> list[tuple[str, str]]:
-    """Module and name of every test that passed, or none where one failed; the log is a file."""
+def run_pytest(suite: Suite, workers: int) -> list[tuple[str, str]] | None:
+    """Module and name of every test that passed, or None where one failed; the log is a file.
+
+    Of words that choose among tests there may be none; a whole suite has some.
+    """
     result, log = FOUND / f"{suite.name}.xml", FOUND / f"{suite.name}.log"
     result.unlink(missing_ok=True)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=15"]
-    words += [str(suite.path), *suite.words, f"--junitxml={result}"]
+    words += [*map(str, suite.paths), *suite.words, f"--junitxml={result}"]
     if importlib.util.find_spec("xdist"):  # a GPU has room for several processes
         words += ["-n", str(workers)]
     environment = {
@@ -270,10 +298,10 @@ def run_pytest(suite: Suite, workers: int) -> list[tuple[str, str]]:
     seconds = time.monotonic() - started
     lines = log.read_text("utf-8", "replace").splitlines()
     print(f"{suite.name}: {lines[-1] if lines else 'no output'} ({seconds:.0f} s)", flush=True)
-    if done.returncode == 0:
+    if done.returncode == 0 or (done.returncode == NO_TESTS and "-k" in suite.words):
         return passed(result.read_text("utf-8"))
     print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR", "E  ")))[-4000:])
-    return []
+    return None
 
 
 def passed(junit: str) -> list[tuple[str, str]]:
@@ -303,8 +331,8 @@ def _said(suites: Sequence[list[tuple[str, str]]], folder: Path) -> dict[str, An
 # ---- sanitizer
 
 
-def sanitize(folders: Sequence[Path]) -> None:
-    """Run all kernels of these bundles under compute-sanitizer, and keep what it says.
+def sanitize(folders: Mapping[Path, Units]) -> None:
+    """Run kernels of these bundles under compute-sanitizer, and keep what it says.
 
     Raises:
         LedgerError: it found something, or broke off.
@@ -314,9 +342,9 @@ def sanitize(folders: Sequence[Path]) -> None:
     hands = max(1, (os.cpu_count() or 1) // (len(tools.TOOLS) * len(folders)))
     reports = tools.sanitize(folders, hands)
     problems = []
-    for folder in folders:
+    for folder, units in folders.items():
         if reports is None:
-            keep("sanitize", folder, {"sanitizer": "not installed"})
+            keep("sanitize", folder, {"sanitizer": "not installed"}, units)
             continue
         said = reports[folder]
         if isinstance(said, tools.SanitizeError):
@@ -325,7 +353,7 @@ def sanitize(folders: Sequence[Path]) -> None:
         tools.print_report(folder, said)
         if all(report.clean for report in said):
             words = " and ".join(report.tool for report in said) + " clean"
-            keep("sanitize", folder, {"sanitizer": words})
+            keep("sanitize", folder, {"sanitizer": words}, units)
         else:
             problems.append(f"{bundles.key_of(folder)}: problems were found")
     if problems:

@@ -630,13 +630,13 @@ def test_one_failing_suite_keeps_its_bundle_from_being_recorded(
     (committed / "grouped_linear__bf16.py").write_text("")
     ran: list[str] = []
 
-    def run(suite: steps.Suite, _: int) -> list[tuple[str, str]]:
+    def run(suite: steps.Suite, _: int) -> list[tuple[str, str]] | None:
         ran.append(suite.name)
-        return [] if suite.name == "sm_90a.gpu" else passed
+        return None if suite.name == "sm_90a.gpu" else passed
 
     monkeypatch.setattr(steps, "run_pytest", run)
     with pytest.raises(ledger.LedgerError, match=r"tests failed in sm_90a\.gpu; logs are in"):
-        steps.test([committed, other])
+        steps.test({committed: None, other: None})
     assert ran[-1] == "sm_90a.large" and len(ran) == 4, "it runs when all others have ended"
     assert steps.found_in("test", other)["said"] == {
         "tests": 5,
@@ -645,6 +645,65 @@ def test_one_failing_suite_keeps_its_bundle_from_being_recorded(
     }
     with pytest.raises(ledger.LedgerError, match=r"sm_90a\.test\.json: missing"):
         steps.found_in("test", committed)
+
+
+def test_what_has_changed_runs_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cells of which a unit changed or never ran are tested, and their units recorded alone."""
+    committed = repository(tmp_path, monkeypatch)
+    hashes = ledger.hash_units(committed)
+    (unit, _), *others = sorted(hashes.items())
+    owned = {"linear__mx": [unit], "gelu__bf16": [name for name, _ in others]}
+    files = {f"csrc/{u}": {"owners": [c]} for c, units in owned.items() for u in units}
+    lock = json.dumps({"files": files})
+    write(committed, {"README.md": "", "fusegen.lock": lock, "tests/test_linear__mx.py": ""})
+    monkeypatch.setattr(steps, "bundles_here", lambda wanted=(): [committed])
+    monkeypatch.setattr(steps, "machine", lambda folder: MACHINE)
+    entries = {
+        u: ledger.Entry(hash=h, tests=1, sanitizer="clean", **MACHINE) for u, h in hashes.items()
+    }
+    ledger.LEDGER.write_text(ledger.dump({"sm_90a": entries}, {}))
+    assert ledger.main(["test", "--changed"]) == ledger.main(["sanitize", "--changed"]) == 0
+    assert capsys.readouterr().out == "all has run as it is\n" * 2 and not steps.FOUND.exists()
+    write(committed, {f"csrc/{unit}": "int changed;\n"})
+    ran: list[steps.Suite] = []
+
+    def run(suite: steps.Suite, _: int) -> list[tuple[str, str]]:
+        ran.append(suite)
+        return [("test_linear__mx", "test_a")]
+
+    def sanitized(folders: Any, hands: int) -> Any:
+        assert folders == {committed: [unit]}
+        return {committed: [sanitize.ToolReport("memcheck", 0, {"linear__mx": []})]}
+
+    monkeypatch.setattr(steps, "run_pytest", run)
+    monkeypatch.setitem(sys.modules, "sanitize", sanitize)
+    monkeypatch.setattr(sanitize, "sanitize", sanitized)
+    assert ledger.main(["test", "--changed"]) == ledger.main(["sanitize", "--changed"]) == 0
+    (suite,) = ran
+    assert suite.paths == (committed / "tests" / "test_linear__mx.py",) and suite.files == 1
+    assert steps.found_in("test", committed)["units"].keys() == {unit}
+    assert ledger.main(["record"]) == 0
+    found = ledger.load()["sm_90a"]
+    assert {u: e for u, e in found.items() if u != unit} == {n: entries[n] for n, _ in others}
+    assert (found[unit].hash, found[unit].tests) == (ledger.hash_units(committed)[unit], 1)
+    assert found[unit].sanitizer == "memcheck clean"
+
+
+def test_what_runs_of_some_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = repository(tmp_path, monkeypatch)
+    units = sorted(ledger.hash_units(committed))
+    files = {f"csrc/{unit}": {"owners": ["gelu__bf16"]} for unit in units[1:]}
+    files[f"csrc/{units[0]}"] = {"owners": ["linear__mx"]}
+    cells = ("gelu__bf16", "linear__mx")
+    made = {f"{cell}.py": "" for cell in cells} | {f"csrc/{cell}.cpp": "" for cell in cells}
+    write(committed, {"fusegen.lock": json.dumps({"files": files}), **made})
+    every = sanitize.Chosen.of(committed)
+    assert every.cells == cells and not every.known
+    some = sanitize.Chosen.of(committed, units[:1])
+    assert some.cells == ("linear__mx",) and units[0] not in some.known
+    assert {*units[1:]} <= some.known
 
 
 def test_suites_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -977,14 +1036,14 @@ def test_a_tool_that_breaks_off_takes_no_other_bundle_with_it(
     monkeypatch.setitem(sys.modules, "sanitize", sanitize)
     monkeypatch.setattr(sanitize, "find_sanitizer", lambda: "compute-sanitizer")
 
-    def run(sanitizer: str, tool: str, bundle: Path, hand: str) -> Any:
+    def run(sanitizer: str, tool: str, bundle: Path, hand: str, units: None) -> Any:
         if bundle == committed:
             raise sanitize.SanitizeError(f"{tool} broke off after gemm_a")
         return sanitize.ToolReport(tool, 0, {"gemm_b": []})
 
     monkeypatch.setattr(sanitize, "run_tool", run)
     with pytest.raises(steps.LedgerError, match="sm_90a: memcheck broke off after gemm_a"):
-        steps.sanitize([committed, other])
+        steps.sanitize({committed: None, other: None})
     assert steps.found_in("sanitize", other)["said"]["sanitizer"] == "memcheck and racecheck clean"
     with pytest.raises(steps.LedgerError, match="missing"):
         steps.found_in("sanitize", committed)

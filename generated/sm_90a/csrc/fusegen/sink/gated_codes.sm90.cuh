@@ -44,6 +44,7 @@ struct GatedCodesEpilogue {
   const float* row_values = nullptr;  // [tokens], where the change is of them, too
   const float* scales = nullptr;      // [groups], that values are multiplied by
   float* inverses = nullptr;          // [groups], of the scales
+  int32_t groups = 1;
   float* amaxes = nullptr;            // [groups], raised to those of values; nullptr: nobody asks
   ColumnwiseCodes columnwise = {};
   CUtensorMap codes = {};
@@ -58,8 +59,8 @@ struct GatedCodesEpilogue {
   }
 };
 
-// The sink of one warp, which has `Values` of every tile; called as GatedStore is.
-template <class Result, class Values, int Buffers, class Epilogue>
+// The sink of one warp, which has `Values` of every tile of `Height` rows; called as GatedStore is.
+template <class Result, class Values, int Height, int Buffers, class Epilogue>
 struct GatedCodesStore {
   using Change = typename Epilogue::Change;
   using Format = typename Change::Format;
@@ -87,13 +88,9 @@ struct GatedCodesStore {
     raise_amax();
     group = tile.k == 0 ? -1 : tile.group;
     factor = 0.0f;
+    if (tile.begin == 0 && tile.row + place.row == 0 && tile.column == 0) store_inverses();
     if (tile.k == 0) return;
     factor = __ldg(told.scales + tile.group);
-    if (tile.row + place.row == 0 && tile.column == 0 && out.lane == 0 && tile.rows > 0) {
-      const float inverse = __frcp_rn(factor);
-      told.inverses[tile.group] = inverse;
-      if (told.columnwise.data != nullptr) told.columnwise.inverses[tile.group] = inverse;
-    }
     if (!Change::kOfRows) return;
     const int32_t first = tile.row + place.row + int32_t(out.lane / 4);
 #pragma unroll
@@ -107,6 +104,10 @@ struct GatedCodesStore {
   template <class Visitors>
   __device__ void store(const Values& fragment, Visitors& visitors, const Tile& tile,
                         int32_t row) {
+    if (row == 0) {
+      const int32_t column = tile.column / 2, left = columns - column;
+      told.columnwise.pad(tile, Height, out.lane, column, min(left, kParts * kColumns));
+    }
     Words first, second;
     round(fragment, visitors, tile, row, first, second);
     const int32_t rows = told.columnwise.rows(tile);
@@ -131,6 +132,15 @@ struct GatedCodesStore {
   }
 
  private:
+  // Of all groups, those without rows, too: by one warp, that of the first tile.
+  __device__ void store_inverses() const {
+    for (int32_t group = int32_t(out.lane); group < told.groups; group += 32) {
+      const float inverse = __frcp_rn(__ldg(told.scales + group));
+      told.inverses[group] = inverse;
+      if (told.columnwise.data != nullptr) told.columnwise.inverses[group] = inverse;
+    }
+  }
+
   // Every part of both halves, once visitors have seen it.
   template <class Visitors>
   __device__ void round(const Values& fragment, Visitors& visitors, const Tile& tile, int32_t row,
@@ -246,9 +256,9 @@ struct GatedCodesStore {
 };
 
 // See sink/gated_store.sm90.cuh.
-template <class Values, class Visitors, class Result, int Buffers, class Epilogue>
+template <class Values, class Visitors, class Result, int Height, int Buffers, class Epilogue>
 __device__ void store_halves(const Values& fragment, Visitors& visitors,
-                             GatedCodesStore<Result, Values, Buffers, Epilogue>& sink,
+                             GatedCodesStore<Result, Values, Height, Buffers, Epilogue>& sink,
                              const Tile& tile, int32_t row, int32_t) {
   sink.store(fragment, visitors, tile, row);
 }

@@ -12,9 +12,7 @@ namespace fusegen {
 //   product.gemm.epilogue.other  fp32 [tokens], if the expression is of a value of each row
 //   product.gemm.epilogue.aux    the result, or nullptr: not asked for
 //   step.quantize.rowwise        the codes
-//   step.quantize.columnwise     the same by columns, or not asked for. Of groups: zeros behind the
-//                                last row, up to a multiple of row_align; what lies between them and
-//                                the next group, which no product reads, is left as it is
+//   step.quantize.columnwise     the same by columns, or not asked for
 // Scales are those of delayed scaling, known before. product.gemm.d is not read.
 struct GatedCodesArguments {
   Fp8GemmArguments product;

@@ -22,7 +22,8 @@ template <class T, class Result, class Values, class Gated, class Format>
 struct ResultSinkOf<T, Result, Values, GatedCodes<Gated, Format>> {
   static_assert(T::kStore == Store::gated_aux);
   using Told = Epilogue<GatedCodes<Gated, Format>, Store::gated_aux>;
-  using Sink = GatedCodesStore<Result, Values, T::kBuffers, Told>;
+  static constexpr int kTileRows = T::kBoxesA * T::kBoxRowsA;
+  using Sink = GatedCodesStore<Result, Values, kTileRows, T::kBuffers, Told>;
 
   template <class Cta>
   __device__ static Sink make(const Cta& cta, const CUtensorMap*, const Told& told, int32_t columns,
@@ -50,10 +51,23 @@ inline Status encode_weights(CUtensorMap* map, const Fp8GemmArguments& in, int b
                                    {kScaleBlock, cuuint32_t(box_rows), 1, 1});
 }
 
-inline ColumnwiseCodes columnwise_codes(const QuantizeArguments& in) {
-  const QuantizedCopy& copy = in.columnwise;
+// One group alone ends with the pitch, a multiple of 16.
+inline ColumnwiseCodes columnwise_codes(const GatedCodesArguments& in) {
+  const QuantizedCopy& copy = in.step.quantize.columnwise;
+  const GemmArguments& gemm = in.product.gemm;
+  const int64_t align = gemm.group_sizes == nullptr ? kChunkRows : in.step.quantize.row_align;
   return {static_cast<uint8_t*>(copy.data), static_cast<float*>(copy.scale), copy.pitch,
-          int32_t(in.row_align)};
+          int32_t(align), gemm.group_sizes, int32_t(gemm.groups), int32_t(gemm.tokens)};
+}
+
+// Of no tokens: the columnwise copy has a block for each group all the same.
+inline Status encode_nothing(const QuantizeArguments& in, Stream& stream) {
+  const size_t scales = size_t(in.groups) * sizeof(float);
+  Status status = clear_memory(in.rowwise.scale, scales, stream);
+  if (!status.ok() || in.columnwise.data == nullptr) return status;
+  status = clear_memory(in.columnwise.scale, scales, stream);
+  if (!status.ok()) return status;
+  return clear_memory(in.columnwise.data, size_t(in.columns) * size_t(in.columnwise.pitch), stream);
 }
 
 template <class Element, int TileN, class Change>
@@ -64,7 +78,8 @@ Status encode(const GatedCodesArguments& in, Epilogue<Change, Store::gated_aux>*
   out->scales = in.step.state.scale;
   out->inverses = static_cast<float*>(codes.scale);
   out->amaxes = in.step.update ? in.step.state.history : nullptr;
-  out->columnwise = columnwise_codes(in.step.quantize);
+  out->groups = int32_t(gemm.groups);
+  out->columnwise = columnwise_codes(in);
   out->asked = gemm.epilogue.aux != nullptr;
   Status status = encode_ragged_part<uint8_t>(&out->codes, codes.data, gemm.n / 2, codes.pitch,
                                               kChunkRows, kGatedColumns<TileN>,
@@ -92,7 +107,7 @@ static Status launch_gated_codes(const GatedCodesArguments& in, Stream& stream,
   if (in.step.due == nullptr || in.step.quantize.row_align % kChunkRows != 0) {
     return {static_cast<int>(cudaErrorInvalidValue), "gated codes: by a history"};
   }
-  if (gemm.tokens == 0) return {};
+  if (gemm.tokens == 0) return gated_codes::encode_nothing(in.step.quantize, stream);
   CUtensorMap a, b;
   Scales<kKind, kScaling> scales;
   Epilogue<Change, kStore> epilogue{{change}};

@@ -24,12 +24,35 @@ struct ColumnwiseCodes {
   uint8_t* data = nullptr;    // nullptr: nobody asks
   float* inverses = nullptr;  // [groups], of the scales
   int64_t pitch = 0;
-  int32_t align = 32;         // that groups begin at multiples of: a power of two
+  int32_t align = 16;         // that groups begin at multiples of: a power of two
+  const int64_t* sizes = nullptr;  // [groups] on the device; nullptr: one group
+  int32_t groups = 1;
+  int32_t tokens = 0;  // of all groups, and of none
 
-  // Rows of a tile that there are codes for: zeros behind a group's last row, as far as a product
-  // reads them.
+  // Rows of a tile that there are codes for: zeros behind a group's last row, up to a multiple.
   __device__ int32_t rows(const Tile& tile) const {
     return data == nullptr ? tile.rows : (tile.rows + align - 1) & -align;
+  }
+
+  // Zeros in `columns` from `first` on where no group's rows are. Between the rows of two groups lie
+  // at most `align` bytes and as many for each group without any: the last tile of a group has those
+  // behind it, of the first group that has rows those before it, too. Where rows are nobody's, their
+  // tiles have what is left. One warp of each tile, of `height` rows, calls it.
+  __device__ void pad(const Tile& tile, int32_t height, uint32_t lane, int32_t first,
+                      int32_t columns) const {
+    if (data == nullptr || sizes == nullptr || tile.rows < 1) return;
+    const Columns own{first, columns, lane};
+    const int32_t end = tile.begin + tile.tokens;
+    if (tile.begin == 0 && tile.row == 0) clear(own, 0, place_of_group(0, tile.group));
+    const int32_t begin = place_of_group(tile.begin, tile.group);
+    if (tile.group >= groups) {
+      const int32_t from = begin + tile.row;
+      clear(own, from, min(from + height, place_of_group(end, groups)));
+    } else if (tile.rows <= height) {
+      int32_t next = tile.group + 1;
+      while (next < groups && (end >= tokens || __ldg(sizes + next) <= 0)) ++next;
+      clear(own, begin + ((tile.tokens + align - 1) & -align), place_of_group(end, next));
+    }
   }
 
   // All lanes; `buffer` has 16 bytes for every column, which nobody else uses meanwhile. Codes of
@@ -39,7 +62,7 @@ struct ColumnwiseCodes {
                         const Tile& tile, Place place, int32_t columns) const {
     stage<Columns>(codes, lane, buffer, tile.tokens - tile.row - place.row);
     __syncwarp();
-    const int64_t row = (tile.begin & -align) + int64_t(align) * tile.group + tile.row + place.row;
+    const int64_t row = place_of_group(tile.begin, tile.group) + tile.row + place.row;
 #pragma unroll
     for (int first = 0; first < Columns; first += 32) {
       const int32_t column = first + int32_t(lane);
@@ -51,6 +74,23 @@ struct ColumnwiseCodes {
   }
 
  private:
+  struct Columns {
+    int32_t first, count;
+    uint32_t lane;
+  };
+
+  // Where a group begins along the rows of the copy.
+  __device__ int32_t place_of_group(int32_t begin, int32_t group) const {
+    return (begin & -align) + align * group;
+  }
+
+  __device__ void clear(const Columns& of, int32_t from, int32_t to) const {
+    for (int32_t column = int32_t(of.lane); column < of.count; column += 32) {
+      uint8_t* const row = data + (of.first + column) * pitch;
+      for (int32_t at = from; at < to; at += 16) *reinterpret_cast<uint4*>(row + at) = uint4{};
+    }
+  }
+
   // The 16 bytes of a column, whose place in the buffer keeps the lanes of `stage` in banks of their
   // own: words of rows 2 t and 2 t + 1 of the first 8 rows, and of the others.
   __device__ static uint32_t place_of(uint32_t buffer, int32_t column) {
