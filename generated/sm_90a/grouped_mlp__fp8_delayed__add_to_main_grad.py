@@ -3,7 +3,7 @@
 #      specs/fusions/grouped_linear_activation_codes.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:e1374746fc39dbf7
+# checksum sha256:6e61494d33fb78c3
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "60d1e7ac81544e15ff8aa525a6e9022e74d2f7e262216fba4666594e44960993"
+DIGEST = "787850e5b281e30321e8135f3260f01fea5c63fad8fb854022c910c02d3f2e92"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/grouped_linear_activation_codes.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:0e1d4040c0808851
+# checksum sha256:22d8ab26a355899f
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "57b7ff42e722b87266468b9d8b9413dfd984f686ee59e12b4597ec8118019d84"
+DIGEST = "41fad1f8c88d4253a78b071eed3c1d260686a05b0919a98c7689909426e593d8"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:f7e7cad826f5800f
+# checksum sha256:702bf862d8de5785
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "a319ce9872c3799be24592c708614dc3137669f4d8e7e2729b65d8a858d767dd"
+DIGEST = "d2987085236b773173ba50095b2e856e0adbcc8ff1cc7842efbd008814f86460"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

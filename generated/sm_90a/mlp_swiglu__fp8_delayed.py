@@ -3,7 +3,7 @@
 #      specs/fusions/linear_activation_codes.yaml, specs/modules/mlp.yaml,
 #      specs/ops/linear.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a6b414c56cc9d152
+# checksum sha256:2245e79e41796182
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "31bf090e9e9c49f74eceb23bfb8fa8824630f757396948042697c849359fdeb4"
+DIGEST = "47ad146e9c131b56033e2ba818608cc5e7b5b50802cf089ffae7815af8050a8b"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

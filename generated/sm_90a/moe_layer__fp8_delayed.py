@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:56673dbfda6bd7e8
+# checksum sha256:b0c08d33ae55c304
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "01ff9992bb2d73555c39a53eeafe32fb7c9c9cf8768bc979aa6277a824a8cd37"
+DIGEST = "dad431389c6e80eaabdefe97987044e5fcecf31cb4dc270c0648d9b179ad51f0"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

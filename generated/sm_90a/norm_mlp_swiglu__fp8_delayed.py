@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:d5f6772e540a5e6d
+# checksum sha256:a7410482d78e9589
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "436e33c452758458d19fb4863614d756150fa2c870b7f712b131e4cf4b16300a"
+DIGEST = "663ea11138fe8b3d47f853a64705c8cb355fef68623588c134b8f95e1535ed7d"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from fusegen.ir.naming import Cell
 
 from .loading import load_cells
+from .ranks import Place, run_ranks
 
 ADD = "add_to_main_grad"
 CELLS = [
@@ -25,6 +28,72 @@ CELLS = [
 ]
 CLASSES = {"linear": "Linear", "grouped_linear": "GroupedLinear", "grouped_mlp": "GroupedMLP"}
 T, E, K, N = 24, 3, 32, 64
+
+
+RANKS = """
+from types import MethodType
+from bundle.grouped_mlp__bf16__add_to_main_grad import GroupedMLP
+
+
+def made():
+    torch.manual_seed(0)
+    return GroupedMLP(4, 32, 64, bias=False)
+
+
+def step(layer, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(24, 32, generator=generator).bfloat16().requires_grad_()
+    y = layer(x, torch.tensor([9, 0, 8, 5]), torch.rand(24, generator=generator))
+    y.float().square().sum().backward()
+
+
+class Bucket:
+    # One buffer for all gradients, as Megatron's FSDP has it: made when the first weight asks, summed
+    # and split over ranks behind the last one, and gone until the next backward.
+    def __init__(self, layer):
+        self.weights = [*layer.parameters()]
+        self.memory, self.missing, self.shards, self.order = None, set(), [], []
+        for index, weight in enumerate(self.weights):
+            weight.get_main_grad = MethodType(lambda _, index=index: self.give(index), weight)
+            weight.grad_added_to_main_grad = False
+            weight.register_post_accumulate_grad_hook(lambda _, index=index: self.has(index))
+
+    def give(self, index):
+        if self.memory is None:
+            self.memory = torch.zeros(sum(w.numel() for w in self.weights), dtype=torch.float32)
+            self.missing = {*range(len(self.weights))}
+        begin = sum(w.numel() for w in self.weights[:index])
+        weight = self.weights[index]
+        self.order.append(index)
+        return self.memory[begin : begin + weight.numel()].view(weight.shape)
+
+    def has(self, index):
+        assert self.weights[index].grad_added_to_main_grad
+        self.weights[index].grad_added_to_main_grad = False
+        self.missing.remove(index)
+        if self.missing:
+            return
+        shard = torch.empty(self.memory.numel() // ranks)
+        dist.reduce_scatter_tensor(shard, self.memory)
+        self.shards.append(shard)
+        self.memory = None
+
+
+layer, whole = made(), made()
+bucket = Bucket(layer)
+for micro in range(3):
+    step(layer, 10 * micro + rank)
+    # One process that adds what all ranks have, a rank after the other.
+    for weight in whole.parameters():
+        weight.main_grad = torch.zeros(weight.shape)
+    for other in range(ranks):
+        step(whole, 10 * micro + other)
+    wanted = torch.cat([weight.main_grad.flatten() for weight in whole.parameters()])
+    share = len(wanted) // ranks
+    assert torch.equal(bucket.shards[micro], wanted[rank * share : (rank + 1) * share]), micro
+    assert bucket.shards[micro].any() and bucket.memory is None
+assert sorted(bucket.order) == [0] * 3 + [1] * 3
+"""
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +170,14 @@ def test_a_forward_and_a_frozen_weight_ask_for_none(bundle: str, cell: Cell) -> 
     owner = Owner(layer)
     layer(*inputs(cell, 0)).float().sum().backward()
     assert not any(owner.given.values())
+
+
+def test_ranks_sum_and_split_one_buffer_behind_the_last_weight(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cell = Cell("grouped_mlp", "bf16", (ADD,))
+    name = load_cells("bucket_of_ranks", tmp_path_factory.mktemp("bucket_of_ranks"), [cell])
+    run_ranks(RANKS, tmp_path, Place(Path(str(sys.modules[name].__file__)).parent))
 
 
 def test_hooks_run_when_the_buffer_is_complete(bundle: str) -> None:

@@ -253,6 +253,43 @@ for recipe in words:
         refused(lambda: fsdp.gather_quantized(fully_shard(made())), "weight", "a scale spans rows")
 """
 
+LAYERS = """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+
+def layer(recipe, seed=0):
+    torch.manual_seed(seed)
+    cell = importlib.import_module(f"bundle.moe_layer__{recipe}__cached_weights")
+    return cell.MoELayer(4, 32, 48, bias=True)
+
+
+def loss_of_tokens(model, seed):
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(24, 32, generator=generator).bfloat16()
+    probs, ids = torch.rand(24, 4, generator=generator).topk(2)
+    ids = ids.int()
+    return model(x, probs, ids, ids.flatten().bincount(minlength=4)).float().square().mean()
+
+
+def loaded(model):
+    state = get_model_state_dict(model)
+    dcp.load(state, checkpoint_id=f"{folder}/{recipe}")
+    set_model_state_dict(model, state)
+    return model
+
+
+for recipe in words:
+    split = fsdp.gather_quantized(fully_shard(layer(recipe)))
+    same(train(split, loss_of_tokens), train(layer(recipe), loss_of_tokens), recipe)
+    # What two ranks saved in shards they go on with, and so does one process.
+    dcp.save(get_model_state_dict(split), checkpoint_id=f"{folder}/{recipe}")
+    expected = train(split, loss_of_tokens)
+    again = loaded(fsdp.gather_quantized(fully_shard(layer(recipe, seed=1))))
+    same(train(again, loss_of_tokens), expected, (recipe, "shards"))
+    same(train(loaded(layer(recipe, seed=2)), loss_of_tokens), expected, (recipe, "whole"))
+"""
+
 REFUSED = """
 def sharded(**more):
     return fsdp.gather_quantized(fully_shard(experts("fp8_block"), **more))
@@ -298,6 +335,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     cells = [Cell("grouped_mlp", recipe, CACHED) for recipe in RECIPES]
     cells += [Cell("linear", recipe, CACHED) for recipe in RECIPES]
     cells += [Cell("mlp", "fp8_block", CACHED)]
+    cells += [Cell("moe_layer", recipe, CACHED) for recipe in RECIPES]
     cells += [Cell("grouped_mlp", "fp8_block", (*CACHED, "high_precision_backward"))]
     name = load_cells("gathered", tmp_path_factory.mktemp("gathered"), cells)
     return Place(Path(str(sys.modules[name].__file__)).parent)
@@ -312,6 +350,11 @@ def test_every_recipe_trains_as_one_process(place: Place, ranks: int, tmp_path: 
 @pytest.mark.parametrize("recipe", ["fp8_delayed", "mxfp8"])
 def test_wrappers_policies_and_states(place: Place, recipe: str, tmp_path: Path) -> None:
     run_ranks(COMMON + AROUND, tmp_path, place, recipe)
+
+
+def test_experts_of_layers_and_checkpoints_of_shards(place: Place, tmp_path: Path) -> None:
+    """`torch.distributed.checkpoint` writes each rank's part, and reads what another split needs."""
+    run_ranks(COMMON + LAYERS, tmp_path, place, *RECIPES)
 
 
 def test_single_weights_are_split_between_blocks(place: Place, tmp_path: Path) -> None:

@@ -142,11 +142,12 @@ class BundleFacts:
     def _run(self) -> str:
         if not self.entries:
             return "compiled only: it has run on no GPU yet"
-        latest = max(self.entries.values(), key=lambda entry: entry.date)
-        ran = (
-            f"{latest.where}, torch {latest.torch}, CUDA {latest.cuda}, {latest.date}; "
-            f"{latest.tests} tests; compute-sanitizer: {latest.sanitizer}"
-        )
+        runs = sorted({(entry.date, entry.tests): entry for entry in self.entries.values()}.items())
+        (date, tests), first = runs[0]
+        ran = f"{first.where}, torch {first.torch}, CUDA {first.cuda}, {date}; {tests} tests"
+        # Later runs are of what had changed, or of all: see `ledger.py test --changed`.
+        ran += "".join(f", and {more} of units that changed by {on}" for (on, more), _ in runs[1:])
+        ran += f"; compute-sanitizer: {runs[-1][1].sanitizer}"
         states = {*state_of(self.hashes, self.entries).values()}
         said = {State.STALE: "some kernels have changed since", State.NEVER: "some never ran"}
         return "; ".join([ran, *(words for state, words in said.items() if state in states)])

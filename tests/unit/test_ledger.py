@@ -671,7 +671,7 @@ def test_what_has_changed_runs_by_itself(
 
     def run(suite: steps.Suite, _: int) -> list[tuple[str, str]]:
         ran.append(suite)
-        return [("test_linear__mx", "test_a")]
+        return [("test_linear__mx", "test_a"), ("test_linear__mx", "test_b")]
 
     def sanitized(folders: Any, hands: int) -> Any:
         assert folders == {committed: [unit]}
@@ -687,8 +687,11 @@ def test_what_has_changed_runs_by_itself(
     assert ledger.main(["record"]) == 0
     found = ledger.load()["sm_90a"]
     assert {u: e for u, e in found.items() if u != unit} == {n: entries[n] for n, _ in others}
-    assert (found[unit].hash, found[unit].tests) == (ledger.hash_units(committed)[unit], 1)
+    assert (found[unit].hash, found[unit].tests) == (ledger.hash_units(committed)[unit], 2)
     assert found[unit].sanitizer == "memcheck clean"
+    said = ledger.facts_of(committed, ledger.load()).run()
+    assert f"; 1 tests, and 2 of units that changed by {MACHINE['date']}; " in said
+    assert said.endswith("compute-sanitizer: memcheck clean")
 
 
 def test_what_runs_of_some_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,15 +60,16 @@ def merged(plan: ModulePlan) -> list[Step]:
 @pytest.mark.parametrize("recipe", MERGING)
 def test_both_directions_merge(module: str, recipe: str) -> None:
     plan = plan_of(recipe, module=module)
-    assert [(step.primitive, step.rule) for step in merged(plan)] == [
-        ("pointwise_quantize", "activation_quantize"),
-        ("pointwise_grad_quantize", "activation_gradient_quantize"),
-    ]
-    assert {step.primitive for step in merged(plan)} == MERGED
+    forward = ("pointwise_quantize", "activation_quantize")
+    if recipe == "fp8_delayed" and "srelu" not in module:  # of halves, by scales that are known
+        forward = ("grouped_gemm_pointwise_quantize", "grouped_linear_activation_codes")
+    backward = ("pointwise_grad_quantize", "activation_gradient_quantize")
+    found = [step for step in plan.steps if step.rule and made_copies(step)]
+    assert [(step.primitive, step.rule) for step in found] == [forward, backward]
     assert {"a", "dh"}.isdisjoint((*plan.forward.workspace, *plan.backward.workspace))
     used = {step.kernels for step in plan.steps if not copies_memory(step)}
     assert used == {kernels.name for kernels in plan.kernel_sets}
-    for rule in ("activation_quantize", "activation_gradient_quantize"):
+    for _, rule in (forward, backward):
         assert any(source.endswith(f"{rule}.yaml") for source in plan.sources)
 
 
@@ -152,7 +153,8 @@ def test_a_tensor_that_others_read_stays() -> None:
 
 @pytest.mark.parametrize("recipe", MERGING)
 def test_each_result_is_written_under_its_own_flags(recipe: str) -> None:
-    _, step = merged(plan_of(recipe))
+    *forward, step = merged(plan_of(recipe))
+    assert len(forward) == (recipe != "fp8_delayed")  # whose product gives the activation's codes
     first, second = step.parts
     assert step.when == first.when != second.when
     for part in step.parts:
@@ -163,7 +165,7 @@ def test_each_result_is_written_under_its_own_flags(recipe: str) -> None:
 
 
 def test_the_launcher_says_when_only_the_sum_is_wanted() -> None:
-    plan = plan_of("fp8_delayed", ONE)
+    plan = plan_of("fp8_block", ONE)
     context = launcher_context(plan, SPECS.archs["sm_90a"], "namespace")
     forward, backward = (
         next(step for step in program.steps if "_quantize:" in step.comment)

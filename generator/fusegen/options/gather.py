@@ -29,8 +29,8 @@ GATHER = Option(
         ),
         Choice(
             WRITTEN_ROWS,
-            "In a matrix that is written before them, which is faster where a token has few and"
-            " wide experts",
+            "In a matrix that is written before them, which is faster where a token has two wide"
+            " experts",
         ),
     ),
     _applies_to,

@@ -103,8 +103,8 @@ struct ColumnwiseCodes {
     const int32_t row = int32_t(lane / 4);
 #pragma unroll
     for (int p = 0; p < Columns / 16; ++p) {
-      const uint32_t first = turned(row < rows ? codes[2 * p] : 0);
-      const uint32_t second = turned(row + 8 < rows ? codes[2 * p + 1] : 0);
+      const uint32_t first = transposed(row < rows ? codes[2 * p] : 0);
+      const uint32_t second = transposed(row + 8 < rows ? codes[2 * p + 1] : 0);
       const int32_t element = int32_t(lane / 4);
       const int32_t column = p * 16 + element % 2 * 8 + element / 2 * 2;
       const uint32_t own = lane % 4 * 4;
@@ -124,7 +124,7 @@ struct ColumnwiseCodes {
   }
 
   // Row lane / 4 of an 8x8 matrix of 16 bits for its column.
-  __device__ static uint32_t turned(uint32_t row) {
+  __device__ static uint32_t transposed(uint32_t row) {
     uint32_t column;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(row));
     return column;
