@@ -48,8 +48,8 @@ def step(layer, seed):
 
 
 class Bucket:
-    # One buffer for all gradients, as Megatron's FSDP has it: made when the first weight asks, summed
-    # and split over ranks behind the last one, and gone until the next backward.
+    # One buffer for all gradients, as Megatron's FSDP has it: made when the first weight asks,
+    # summed and split over ranks behind the last one, and gone until the next backward.
     def __init__(self, layer):
         self.weights = [*layer.parameters()]
         self.memory, self.missing, self.shards, self.order = None, set(), [], []

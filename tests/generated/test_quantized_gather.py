@@ -353,7 +353,7 @@ def test_wrappers_policies_and_states(place: Place, recipe: str, tmp_path: Path)
 
 
 def test_experts_of_layers_and_checkpoints_of_shards(place: Place, tmp_path: Path) -> None:
-    """`torch.distributed.checkpoint` writes each rank's part, and reads what another split needs."""
+    """Each rank writes its part; what another split needs is read."""
     run_ranks(COMMON + LAYERS, tmp_path, place, *RECIPES)
 
 
