@@ -146,7 +146,9 @@ class BundleFacts:
         (date, tests), first = runs[0]
         ran = f"{first.where}, torch {first.torch}, CUDA {first.cuda}, {date}; {tests} tests"
         # Later runs are of what had changed, or of all: see `ledger.py test --changed`.
-        ran += "".join(f", and {more} of units that changed by {on}" for (on, more), _ in runs[1:])
+        for (on, more), entry in runs[1:]:
+            elsewhere = "" if entry.device == first.device else f" ({entry.where})"
+            ran += f", and {more} of units that changed by {on}{elsewhere}"
         ran += f"; compute-sanitizer: {runs[-1][1].sanitizer}"
         states = {*state_of(self.hashes, self.entries).values()}
         said = {State.STALE: "some kernels have changed since", State.NEVER: "some never ran"}

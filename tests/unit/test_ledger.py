@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -692,6 +693,29 @@ def test_what_has_changed_runs_by_itself(
     said = ledger.facts_of(committed, ledger.load()).run()
     assert f"; 1 tests, and 2 of units that changed by {MACHINE['date']}; " in said
     assert said.endswith("compute-sanitizer: memcheck clean")
+
+
+@pytest.mark.parametrize(("code", "of_units"), ((5, False), (0, False), (5, True)))
+def test_a_suite_without_tests_has_failed_unless_it_is_of_some_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, of_units: bool
+) -> None:
+    """The words of every generated suite choose among its tests, too."""
+    committed = repository(tmp_path, monkeypatch)
+    monkeypatch.setattr(steps, "machine", lambda folder: MACHINE)
+    steps.FOUND.mkdir(parents=True)
+
+    def ended(words: list[str], **_: Any) -> Any:
+        (result,) = (word for word in words if word.startswith("--junitxml="))
+        Path(result.partition("=")[2]).write_text("<testsuites/>")
+        return subprocess.CompletedProcess(words, code)
+
+    monkeypatch.setattr(steps.subprocess, "run", ended)
+    suite = steps.Suite("x", (tmp_path / "test_x.py",), committed, ("-k", "not cpu"), part=of_units)
+    assert steps.run_pytest(suite, 1) == ([] if of_units else None)
+    monkeypatch.setattr(steps, "suites_of", lambda folder, units: [suite])
+    with pytest.raises(ledger.LedgerError, match="tests failed in"):
+        steps.test({committed: ["kernels/a.cu"] if of_units else None})
+    assert not steps.has_found("test", committed)
 
 
 def test_what_runs_of_some_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
