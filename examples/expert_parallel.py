@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gloo import use_one_thread
 from moe_layer import device_for, load_bundle
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -133,6 +134,8 @@ def main() -> None:
     bundle = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else default
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     kind = device_for(bundle.name, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if kind == "cpu":
+        use_one_thread()
     dist.init_process_group("gloo" if kind == "cpu" else "nccl", **alone)
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from gloo import use_one_thread
 from moe_layer import device_for, load_bundle
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -60,6 +61,8 @@ def run(rank: int, bundle: Path, folder: str) -> None:
     device = f"cuda:{rank}" if on_gpu else "cpu"
     if on_gpu:
         torch.cuda.set_device(rank)
+    else:
+        use_one_thread()
     store = dist.FileStore(f"{folder}/store", RANKS)
     backend = "nccl" if on_gpu else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS)

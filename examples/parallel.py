@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gloo import use_one_thread
 from moe_layer import device_for, load_bundle
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -143,6 +144,8 @@ def join(arch: str, tensor: int) -> tuple[DeviceMesh, str]:
     """
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     kind = device_for(arch, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if kind == "cpu":
+        use_one_thread()
     dist.init_process_group("gloo" if kind == "cpu" else "nccl", **alone)
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

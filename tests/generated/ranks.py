@@ -14,8 +14,12 @@ from forked import start
 from .loading import LOAD
 
 TIMEOUT_S = 300
+EXAMPLES = Path(__file__).parents[2] / "examples"
 _JOIN = (
     LOAD
+    + f"""
+sys.path.append({str(EXAMPLES)!r})
+"""
     + """
 import torch, torch.distributed as dist
 store, folder, bundle, backend, device = sys.argv[1:6]
@@ -23,6 +27,9 @@ rank, ranks = map(int, sys.argv[6:8])
 words = sys.argv[8:]
 if device == "cuda":
     torch.cuda.set_device(rank)
+else:
+    from gloo import use_one_thread
+    use_one_thread()
 load("bundle", bundle)
 dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
 """

@@ -18,6 +18,7 @@ import pytest
 from fusegen.ir.naming import Cell
 
 from .loading import write_cells
+from .ranks import Place, run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOON = ("--steps", "30")
@@ -43,6 +44,22 @@ def test_fsdp2_learns_and_loads() -> None:
 
 def test_megatron_style_ranks_learn_as_one() -> None:
     check_megatron_style("cpu", ranks=4)
+
+
+def test_groups_of_gloo_have_one_thread(tmp_path: Path) -> None:
+    run_ranks(ONE_THREAD, tmp_path, Place(EXAMPLES.parent / "generated" / "cpu"))
+
+
+ONE_THREAD = """
+import datetime
+soon = datetime.timedelta(seconds=50)
+for group in (dist.group.WORLD, dist.new_group(timeout=soon)):
+    options = group._get_backend(torch.device("cpu")).options
+    assert options._threads == 1 and (options._timeout == soon) == (group != dist.group.WORLD)
+    total = torch.ones(3)
+    dist.all_reduce(total, group=group)
+    assert total.tolist() == [2] * 3
+"""
 
 
 def check_megatron_style(arch: str, ranks: int) -> None:
