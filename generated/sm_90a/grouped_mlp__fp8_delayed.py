@@ -3,7 +3,7 @@
 #      specs/fusions/grouped_linear_activation_codes.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:eb88df913f0c96b4
+# checksum sha256:2539047ce39738dd
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed as reference
 
-DIGEST = "8f9df621d6083156915bb5df17da471e82f4c32a5a98e240466bb52835e7d61b"
+DIGEST = "f0317fbcc9813ab179ed7268e30908e876e979b42536ccbc7399f5301051ae04"
 _library.join("grouped_mlp__fp8_delayed", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/grouped_linear_activation_codes.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:6e61494d33fb78c3
+# checksum sha256:d15b948731ae4997
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__add_to_main_grad as reference
 
-DIGEST = "787850e5b281e30321e8135f3260f01fea5c63fad8fb854022c910c02d3f2e92"
+DIGEST = "1cfd4351ba93ee6f313d24dd64fdaf00446c6b7f782f36c5fc9312d734433783"
 _library.join("grouped_mlp__fp8_delayed__add_to_main_grad", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/grouped_linear_activation_codes.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:455c10775f8f402d
+# checksum sha256:1333aed10b852ef9
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__cached_weights as reference
 
-DIGEST = "c9f0a0da25a60a0d21935a5708e84f9dbf3946144f1c2f339e27a824085e7f35"
+DIGEST = "844b6b5cbfa31e70705f77c457ec3b3985a061ed163f29ca5e3ab472d12b20d6"
 _library.join("grouped_mlp__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -3,7 +3,7 @@
 #      specs/fusions/grouped_linear_activation_codes.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:22d8ab26a355899f
+# checksum sha256:3d951c9dd622be55
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__held_weights as reference
 
-DIGEST = "41fad1f8c88d4253a78b071eed3c1d260686a05b0919a98c7689909426e593d8"
+DIGEST = "8a6f4780c692024131a2d8ec6973eca0076dfb974d1798400793dd7559def0e3"
 _library.join("grouped_mlp__fp8_delayed__held_weights", DIGEST)
 
 

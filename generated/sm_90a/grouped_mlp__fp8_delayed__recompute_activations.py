@@ -4,7 +4,7 @@
 #      specs/fusions/recomputed_activation_quantize.yaml, specs/modules/grouped_mlp.yaml,
 #      specs/ops/grouped_linear.yaml, specs/ops/scaled_swiglu.yaml,
 #      specs/recipes/fp8_delayed.yaml, templates/module/cell.py.j2
-# checksum sha256:702bf862d8de5785
+# checksum sha256:02c2e9d288db6f8c
 """The expert MLP of a mixture-of-experts layer, each token weighted by its router probability.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import grouped_mlp__fp8_delayed__recompute_activations as reference
 
-DIGEST = "d2987085236b773173ba50095b2e856e0adbcc8ff1cc7842efbd008814f86460"
+DIGEST = "99598acbb3793e8f7bf87c7fd25ad2cfcbbb561cc5b05e752b1bcdfbdc02ee35"
 _library.join("grouped_mlp__fp8_delayed__recompute_activations", DIGEST)
 
 

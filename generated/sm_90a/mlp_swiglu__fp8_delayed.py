@@ -3,7 +3,7 @@
 #      specs/fusions/linear_activation_codes.yaml, specs/modules/mlp.yaml,
 #      specs/ops/linear.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:2245e79e41796182
+# checksum sha256:198b01ae942eb029
 """The MLP of a dense transformer layer, with SwiGLU.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "47ad146e9c131b56033e2ba818608cc5e7b5b50802cf089ffae7815af8050a8b"
+DIGEST = "e1b34998dabc653bcd14af331c9125089f627ba07166dff0332176a92eeb9989"
 _library.join("mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:b0c08d33ae55c304
+# checksum sha256:7e4cad7070d8e8b3
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed as reference
 
-DIGEST = "dad431389c6e80eaabdefe97987044e5fcecf31cb4dc270c0648d9b179ad51f0"
+DIGEST = "3a499df7c4a74cef7435f1d4f90f14deac5c97e94db130878682fa6f1defd20f"
 _library.join("moe_layer__fp8_delayed", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:0d3e7dae04af0a96
+# checksum sha256:f1fdb9968b6b5a69
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cache_quantized_input as reference
 
-DIGEST = "f6762940e262b799559817ebd5d95db1d8ad0f85580e854883ef2db90c4a91c5"
+DIGEST = "24d0c68a9ec106d3e46913f54bfb9e2db0c4b3bc793154db318cf401d429138b"
 _library.join("moe_layer__fp8_delayed__cache_quantized_input", DIGEST)
 
 

@@ -7,7 +7,7 @@
 #      specs/ops/grouped_linear.yaml, specs/ops/routing_plan.yaml,
 #      specs/ops/scaled_swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:6a52ae12aaa853d3
+# checksum sha256:b45a2759abe5ba5e
 """The experts of a mixture-of-experts layer behind its router, from tokens to tokens.
 
 Recipe fp8_delayed on sm_90a, native: compiled kernels.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import moe_layer__fp8_delayed__cached_weights as reference
 
-DIGEST = "802bc081b81a4116e62973a54d246a99a42da4941b43bde1e159c702a8c08c40"
+DIGEST = "7ddda03158ecb166fb3b322e7c0ef118cca42481f0268e8a82fbec946606689d"
 _library.join("moe_layer__fp8_delayed__cached_weights", DIGEST)
 
 

@@ -5,7 +5,7 @@
 #      specs/modules/norm_mlp.yaml, specs/ops/add_extra_input.yaml, specs/ops/linear.yaml,
 #      specs/ops/rms_norm.yaml, specs/ops/swiglu.yaml, specs/recipes/fp8_delayed.yaml,
 #      templates/module/cell.py.j2
-# checksum sha256:a7410482d78e9589
+# checksum sha256:86d75db0b955b210
 """The MLP of a dense transformer layer with root mean square norm before it and the residual around
 both, with SwiGLU.
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import _library, _parts, _transforms
 from .reference import norm_mlp_swiglu__fp8_delayed as reference
 
-DIGEST = "663ea11138fe8b3d47f853a64705c8cb355fef68623588c134b8f95e1535ed7d"
+DIGEST = "2e715255b58a10cd05d8ae2724c8c34e402c53b43560f06efd8a2c94ad984553"
 _library.join("norm_mlp_swiglu__fp8_delayed", DIGEST)
 
 

@@ -104,8 +104,11 @@ static Status launch_gated_codes(const GatedCodesArguments& in, Stream& stream,
   using T = GatedCodesTraits<A, B, accumulation, Config>;
   const GemmArguments& gemm = in.product.gemm;
   if (Status status = check_fp8_arguments<kKind>(in.product); !status.ok()) return status;
-  if (in.step.due == nullptr || in.step.quantize.row_align % kChunkRows != 0) {
+  if (in.step.due == nullptr) {
     return {static_cast<int>(cudaErrorInvalidValue), "gated codes: by a history"};
+  }
+  if (in.step.quantize.row_align % kChunkRows != 0) {
+    return {static_cast<int>(cudaErrorInvalidValue), "gated codes: groups at multiples of 16 rows"};
   }
   if (gemm.tokens == 0) return gated_codes::encode_nothing(in.step.quantize, stream);
   CUtensorMap a, b;
