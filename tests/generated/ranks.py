@@ -17,9 +17,7 @@ TIMEOUT_S = 300
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _JOIN = (
     LOAD
-    + f"""
-sys.path.append({str(EXAMPLES)!r})
-"""
+    + f"sys.path.append({str(EXAMPLES)!r})"
     + """
 import torch, torch.distributed as dist
 store, folder, bundle, backend, device = sys.argv[1:6]

@@ -18,9 +18,8 @@ import pytest
 from fusegen.ir.naming import Cell
 
 from .loading import write_cells
-from .ranks import Place, run_ranks
+from .ranks import EXAMPLES, Place, run_ranks
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SOON = ("--steps", "30")
 """Half of what these examples do."""
 
