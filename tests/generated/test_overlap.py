@@ -24,8 +24,18 @@ from .ranks import Place, end_ranks, run_ranks
 
 COLUMN = Cell("linear", "bf16", ("column_sequence_parallel",))
 ROW = Cell("linear", "bf16", ("row_sequence_parallel",))
+CODES = ("quantized_input", "column_sequence_parallel")
+QUANTISED = (
+    *(Cell("linear", recipe, CODES) for recipe in ("fp8_block", "fp8_delayed", "mxfp8")),
+    *(
+        Cell("linear", recipe, ("row_sequence_parallel",))
+        for recipe in ("fp8_block", "fp8_current", "fp8_delayed", "fp8_rowwise", "mxfp8", "nvfp4")
+    ),
+    Cell("mlp_swiglu", "fp8_block", ("tensor_sequence_parallel",)),
+    Cell("mlp_swiglu", "fp8_block", ("quantized_input", "tensor_sequence_parallel")),
+    Cell("mlp", "fp8_delayed", ("quantized_input", "tensor_sequence_parallel")),
+)
 SEVERAL = (
-    Cell("linear", "fp8_block", ("quantized_input", "column_sequence_parallel")),
     Cell("mlp", "bf16", ("tensor_sequence_parallel",)),
     Cell("mlp_swiglu", "bf16", ("tensor_sequence_parallel",)),
     Cell("moe_layer", "bf16", ("expert_parallel",)),
@@ -227,7 +237,7 @@ def fail_of_others(every):
 
 ways = [lambda: broken.arriving(fail), lambda: second.products(fail, ())]
 for failing in (fail, fail_of_others):
-    ways.append(lambda failing=failing: _overlap.gathered(sent[0], failing, (), here))
+    ways.append(lambda failing=failing: _overlap.gathered([sent[0]], failing, (), here, sent[0]))
 for way in ways:
     try:
         way()
@@ -258,7 +268,7 @@ for length, most, failing in ((9, 2, 0), (7, 2, 0), (9, 1, 0), (9, 2, 2 * ranks 
         under_way = _overlap.Gathering([sent[0]] * ranks, here) if pending else None
         failing = failing and (1 if pending else count) * (ranks - 1)
         try:
-            found = _overlap.scattered(rows, twice, here, most)
+            found = _overlap.scattered([(part,) for part in rows.chunk(ranks)], twice, here, most)
         except ValueError:
             assert failing and len(calls) == failing + 1, calls
             found = None
@@ -298,7 +308,7 @@ for order in ((0, 1, 2, 3), (1, 0, 2, 3), (2, 0, 1, 3), (0, 2, 3, 1)):
     assert torch.equal(got[3], sum(parts[1:], parts[0]).bfloat16())
 failing = True
 try:  # of three ranks the second product fails, when one was sent: it is never sent
-    _overlap.scattered(small.repeat(ranks, 1), lambda rows: calls.append(0) or 1 / 0, here, 1)
+    _overlap.scattered([(small,)] * ranks, lambda rows: calls.append(0) or 1 / 0, here, 1)
 except ZeroDivisionError:
     pass
 assert torch.equal(_overlap.Gathering([small] * ranks, here)(), smalls)
@@ -351,7 +361,6 @@ else:
 
 
 OTHERS = """
-from bundle.linear__fp8_block__quantized_input__column_sequence_parallel import Linear
 from bundle.mlp__bf16__tensor_sequence_parallel import MLP
 from bundle.mlp_swiglu__bf16__tensor_sequence_parallel import SwiGLUMLP
 from bundle.moe_layer__bf16__expert_parallel import MoELayer
@@ -361,7 +370,6 @@ if device == "cpu":
     exec(ON_CPU)
 torch.manual_seed(rank)
 layers = (
-    (Linear(256, 128, bias=True, device=device), 128, 128 * ranks),
     (MLP(256, 128 * ranks, bias=True, device=device), 24, 24),
     (SwiGLUMLP(256, 128 * ranks, bias=True, device=device), 24, 24),
     (MoELayer(3, 256, 128, bias=True, device=device), 24, 24),
@@ -397,6 +405,63 @@ for layer, rows, given in layers:
             assert one.isfinite().all() and same, type(layer)
 """
 
+
+OF_CODES = """
+import importlib, re
+from collections import Counter
+from pathlib import Path
+
+if device == "cpu":
+    exec(ON_CPU)
+torch.manual_seed(rank)
+seen = Counter()
+for name in ("gathered", "scattered"):
+    def counted(*args, name=name, way=getattr(_overlap, name)):
+        seen[name] += 1
+        return way(*args)
+    setattr(_overlap, name, counted)
+
+
+def run(layer, x, dy):
+    y = layer(x)
+    return y.detach(), *torch.autograd.grad(y, (x, *layer.parameters()), dy)
+
+
+for cell in words:
+    module = importlib.import_module(f"bundle.{cell}")
+    text = Path(module.__file__).read_text()
+    unit = int((re.findall(r"unit=([0-9]+)", text) or ["1"])[0])
+    is_mlp, gathers = cell.startswith("mlp"), "quantized_input" in cell
+    column = "column" in cell
+    sizes = (256, 128 * ranks) if is_mlp else (256, 128)
+    names = ("Linear", "MLP", "SwiGLUMLP")
+    kind = next(getattr(module, name) for name in names if hasattr(module, name))
+    layers = [kind(*sizes, bias=True, device=device) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    for first, *others in ((128,), (2, 128), (256,)) + (() if gathers else ((8,), (2, 5))):
+        for small in (0, 2**21):  # by themselves, or with others
+            _exchanges.SMALL = small
+            rows = first if column or is_mlp else first * ranks
+            given = first * ranks if column else first
+            shape = (rows, *others, 256)
+            x = torch.randn(shape, device=device).bfloat16().requires_grad_()
+            dy = torch.randn(given, *others, 128 if not is_mlp else 256, device=device).bfloat16()
+            found = []
+            for on, layer in enumerate(layers):  # states of scales move on in each alone
+                seen.clear()
+                tensor_parallel.overlap(on=bool(on))
+                found.append(run(layer, x, dy))
+                with torch.no_grad():
+                    found[-1] += (layer(x),)
+            tensor_parallel.overlap(on=False)
+            told = torch.Size((first, *others)).numel() % unit == 0
+            assert seen["gathered"] == 2 * text.count("product_of_gathered("), (cell, seen)
+            assert seen["scattered"] == 2 * text.count("scattered_product(") * told, (cell, seen)
+            for one, other in zip(*found, strict=True):
+                # Other collectives round sums of more than two in between.
+                same = one.equal(other) if ranks == 2 else one.allclose(other, 0.1, 0.1)
+                assert one.isfinite().all() and same, (cell, first, others)
+"""
 
 # What a stream does is done at once where there are none: the host waits for gloo itself.
 WATCHED_ON_CPU = """
@@ -488,10 +553,16 @@ def others() -> str:
     return f"{BEGIN}ON_CPU = {ON_CPU!r}\n{OTHERS}"
 
 
+def quantised() -> str:
+    """What each rank runs for modules that multiply codes, whose names it is given."""
+    return f"{BEGIN}ON_CPU = {ON_CPU!r}\n{OF_CODES}"
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("overlap")
-    return Place(write_cells("overlapping", "cpu", folder, (COLUMN, ROW, *SEVERAL)))
+    cells = (COLUMN, ROW, *QUANTISED, *SEVERAL)
+    return Place(write_cells("overlapping", "cpu", folder, cells))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -502,6 +573,12 @@ def test_rows_by_rank_are_rows_of_all(place: Place, tmp_path: Path, cell: Cell, 
 
 def test_eight_ranks_wait_for_each_other(place: Place, tmp_path: Path) -> None:
     run_ranks(script(COLUMN), tmp_path, place, "1", ranks=8)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_quantised_rows_by_rank_are_rows_of_all(place: Place, tmp_path: Path, ranks: int) -> None:
+    """Codes, and their scales where each row has some, one behind the other or on their way."""
+    run_ranks(quantised(), tmp_path, place, *map(str, QUANTISED), ranks=ranks)
 
 
 @pytest.mark.parametrize("how", ["lost", "fewer"])

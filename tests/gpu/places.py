@@ -7,11 +7,15 @@ from pathlib import Path
 import bundles
 import pytest
 import torch
+from further import plan_of
 
+from fusegen import api
 from fusegen.build.library import build, is_current
 from fusegen.build.toolchain import BuildError
+from fusegen.ir.naming import Cell
 
-from ..generated import test_reduced_amax, test_tensor_parallel
+from ..generated import test_overlap, test_reduced_amax, test_tensor_parallel
+from ..generated.loading import write_cells
 from ..generated.ranks import Place
 
 PARTS = bundles.BUILD / "parts"
@@ -57,6 +61,16 @@ def place_of_parts(folder: Path) -> Place:
     It is generated below the folder of builds, where one that was built before stays.
     """
     return on_devices(built(test_tensor_parallel.generate(folder.name, PARTS)))
+
+
+def products_by_rows(folder: Path) -> tuple[Path, list[Cell]]:
+    """A bundle of modules whose products may take the rows of one rank, and which it has of them,
+    for the architecture of the bundle under test.
+    """
+    specs, arch = api.load_specs(), folder.name
+    every = (test_overlap.COLUMN, test_overlap.ROW, *test_overlap.QUANTISED)
+    cells = [cell for cell in every if plan_of(specs, arch, cell)]
+    return built(write_cells("fusegen", arch, bundles.BUILD / "codes", cells)), cells
 
 
 def built(made: Path) -> Path:

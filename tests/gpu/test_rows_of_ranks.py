@@ -6,7 +6,7 @@ NaN, as deterministic PyTorch fills it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,8 @@ from torch import Tensor
 from fusegen.ir.naming import Cell
 
 from ..generated.loading import write_cells
-from .places import built
+from ..generated.test_overlap import COLUMN, QUANTISED, ROW
+from .places import built, products_by_rows
 
 RANKS, RANK = 4, 1
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, CHOICES = 203, 256, 384, 5, 3
@@ -32,6 +33,11 @@ HERE = (411, 1203)  # of those
 RECIPES = ("bf16", "fp8_block", "fp8_delayed")
 ROUTES = ("some", "none", "all")
 
+DECODED = {"sm_90a": ("mxfp8", "nvfp4"), "sm_100a": (), "sm_120a": ()}
+"""Recipes whose codes are decoded before they are multiplied, as no kernel reads them; elsewhere,
+all of them.
+"""
+
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> ModuleType:
@@ -42,6 +48,12 @@ def ranks(folder: Path) -> ModuleType:
     ]
     made = built(write_cells("fusegen", folder.name, BUILD / "rows_of_ranks", cells))
     return load_bundle(made, f"rows_of_ranks_{folder.name}")
+
+
+@pytest.fixture(scope="module")
+def products(folder: Path) -> ModuleType:
+    made, _ = products_by_rows(folder)
+    return load_bundle(made, f"products_{folder.name}")
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +81,8 @@ def collectives(ranks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
         is_counts = source.dtype is torch.int64
         return given(place, (source.chunk(RANKS)[RANK],) if is_counts else sources)
 
-    def product(place: Any, sources: tuple[Tensor], made: Any, **_: Any) -> Tensor:
-        result: Tensor = made(sources[0])
+    def product(place: Any, sources: tuple[Tensor, ...], made: Any, **_: Any) -> Tensor:
+        result: Tensor = made(*sources)
         return result
 
     monkeypatch.setattr(module, "start_all_gather", given)
@@ -134,6 +146,83 @@ def test_one_of_four_ranks(
             assert value.isfinite().all(), name
             assert torch.equal(found[name], value), name
         assert bool(wanted["y"].any()) is (route != "none")
+
+
+@pytest.fixture
+def parted(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows a rank had, whose product was compared with its part of that of all."""
+    module, seen = load_cell(products, "_collectives"), list[int]()
+
+    def given(place: Any, sources: tuple[Tensor], **_: Any) -> Any:
+        return module.Pending(place, None, here=sources)
+
+    def compare(product: Any, sources: Sequence[Tensor], lies: Any) -> tuple[Tensor, ...]:
+        whole = product(*sources)
+        parts = (module._parts(each, RANKS, *how) for each, how in zip(sources, lies, strict=True))
+        made = [product(*part) for part in zip(*parts, strict=True)]
+        for one, parts_of_one in zip(whole, zip(*made, strict=True), strict=True):
+            assert one.isfinite().all() and torch.equal(torch.cat(parts_of_one), one)
+            seen.append(len(parts_of_one[0]))
+        return whole
+
+    def scattered(
+        place: Any, sources: Any, product: Any, *, lies: Any = ((0, 0),), unit: int = 1, **_: Any
+    ) -> Tensor:
+        tokens = sources[0].shape[:-1].numel()
+        if tokens % (unit * RANKS):
+            seen.append(0)
+            return product(*sources)  # type: ignore[no-any-return]
+        return compare(lambda *rows: (product(*rows),), sources, lies)[0]
+
+    def gathered(
+        place: Any,
+        sources: Any,
+        product: Any,
+        *,
+        widths: Any,
+        like: Any = None,
+        lies: Any = ((0, 0),),
+        **_: Any,
+    ) -> tuple[Tensor, ...]:
+        rows = sources if like is None else (like, *sources)
+        lies = lies if like is None else ((0, 0), *lies)
+        return compare(lambda *rows: module._products(rows, product, widths), rows, lies)
+
+    for name in ("placeholder", "share", "gather_copy", "all_gather", "reduce_scatter"):
+        monkeypatch.setattr(module, f"start_{name}", given)
+    monkeypatch.setattr(module, "require_same", lambda *_: None, raising=False)
+    monkeypatch.setattr(module, "start_all_reduce", lambda *args, op: given(*args))
+    monkeypatch.setattr(module, "scattered_product", scattered)
+    monkeypatch.setattr(module, "product_of_gathered", gathered)
+    return seen
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="BLAS adds up few rows in an order of its own")
+@pytest.mark.parametrize("shape", [(512,), (2048,), (16, 128), (4096,), (12,), (4, 7)], ids=str)
+@pytest.mark.parametrize("cell", [COLUMN, ROW, *QUANTISED], ids=str)
+def test_products_by_rows_have_the_bits_of_one(
+    folder: Path, products: ModuleType, parted: list[int], cell: Cell, shape: tuple[int, ...]
+) -> None:
+    """Whatever tile each of them takes, and wherever scales of a rank's rows lie."""
+    if not (Path(products.__path__[0]) / f"{cell}.py").is_file():
+        pytest.skip("this architecture has no such module")
+    module, codes = load_cell(products, str(cell)), "quantized_input" in cell.options
+    if codes and torch.Size(shape).numel() % 128:
+        pytest.skip("scales would be of tokens of two ranks")
+    torch.manual_seed(0)
+    mlp = cell.module != "linear"
+    sizes = (HIDDEN, INTERMEDIATE) if mlp else (HIDDEN, 640)
+    kinds = (getattr(module, name, None) for name in ("Linear", "MLP", "SwiGLUMLP"))
+    kind = next(filter(None, kinds))
+    layer = kind(*sizes, bias=True, device=DEVICE)
+    x = torch.randn(*shape, HIDDEN, device=DEVICE).bfloat16().requires_grad_()
+    for _ in range(2):  # delayed scales are another one then
+        y = layer(x)
+        y.sum().backward()
+    text = Path(module.__file__).read_text()
+    by_rows = text.count("scattered_product(") + text.count("product_of_gathered(")
+    assert len(parted) >= 2 * by_rows
+    assert by_rows or cell.recipe in DECODED.get(folder.name, cell.recipe)
 
 
 @dataclass

@@ -45,9 +45,25 @@ from ..generated.test_expert_parallel import (
     test_tokens_as_codes_compile_whole,
     test_tokens_travel_as_codes,
 )
-from ..generated.test_overlap import BEGIN, COLUMN, OTHERS, ROW, check_waits_end, script
+from ..generated.test_overlap import (
+    BEGIN,
+    COLUMN,
+    OTHERS,
+    QUANTISED,
+    ROW,
+    check_waits_end,
+    quantised,
+    script,
+)
 from ..generated.test_reduced_amax import test_ranks_share_their_scales
-from .places import NEEDS_TWO, built, on_devices, place_of_parts, place_with_reduced_amax
+from .places import (
+    NEEDS_TWO,
+    built,
+    on_devices,
+    place_of_parts,
+    place_with_reduced_amax,
+    products_by_rows,
+)
 
 # Collected from here: fixtures of this module take the places of those beside them.
 __all__ = [
@@ -158,6 +174,11 @@ def test_no_wait_for_nccl_is_for_ever(folder: Path, tmp_path: Path, cell: Cell, 
 
 def test_modules_of_several_collectives(folder: Path, tmp_path: Path) -> None:
     run_ranks(BEGIN + OTHERS, tmp_path, place_of_parts(folder))
+
+
+def test_quantised_rows_by_rank_are_rows_of_all(folder: Path, tmp_path: Path) -> None:
+    made, cells = products_by_rows(folder)
+    run_ranks(quantised(), tmp_path, on_devices(made), *(str(c) for c in cells if c in QUANTISED))
 
 
 @pytest.mark.skipif(bundles.DEVICE == "cpu", reason="the CPU has no graphs")

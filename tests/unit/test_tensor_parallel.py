@@ -362,9 +362,9 @@ def test_own_rows_take_their_place_before_what_begins_with_them(
     assert again and not any(start.ahead for start in again)
 
 
-def starts(module: str, recipe: str, option: str) -> list[tuple[str, ...]]:
+def starts(module: str, recipe: str, *options: str, arch: str = "cpu") -> list[tuple[str, ...]]:
     """What each collective of a forward says of rows."""
-    plan = plan_of("cpu", Cell(module, recipe, (option,)))
+    plan = plan_of(arch, Cell(module, recipe, options))
     return [start.by_rows for start in plan.directions[0].starts]
 
 
@@ -374,7 +374,42 @@ def test_what_one_product_reads_may_come_by_rank() -> None:
     assert starts("linear", "bf16", "row_sequence_parallel") == [(), ("x",)]
     assert starts("linear", "fp8_block", "column_sequence_parallel") == [()]
     assert starts("mlp", "bf16", "tensor_sequence_parallel") == [(), ("x_all",), ("a",)]
-    assert not any(starts("linear", "fp8_block", "row_sequence_parallel"))
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_90a", "sm_100a"])
+def test_codes_may_come_and_leave_by_rank(arch: str) -> None:
+    """With scales of their rows, and what tells how many there are; one for all rows stays."""
+    gathered = ("quantized_input", "column_sequence_parallel")
+    assert starts("linear", "fp8_delayed", *gathered, arch=arch) == [(), ("x_rowwise_all",)]
+    with_scales = [(), ("x_rowwise_all",), ("x_rowwise_scale_all",)]
+    assert starts("linear", "fp8_block", *gathered, arch=arch) == with_scales
+    row = ("row_sequence_parallel",)
+    assert starts("linear", "fp8_current", *row, arch=arch) == [(), ("x", "x_rowwise")]
+    found = starts("linear", "fp8_block", *row, arch=arch)
+    assert found == [(), ("x", "x_rowwise", "x_rowwise_scale")]
+    both = starts(
+        "mlp_swiglu", "fp8_block", "quantized_input", "tensor_sequence_parallel", arch=arch
+    )
+    assert both == [(), *with_scales, ("x_all", "a_rowwise", "a_rowwise_scale")]
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_what_is_decoded_first_is_one_of_all_ranks(recipe: str) -> None:
+    assert any(starts("linear", recipe, "row_sequence_parallel", arch="sm_100a"))
+    assert not any(starts("linear", recipe, "row_sequence_parallel", arch="sm_90a"))
+
+
+def test_ops_that_multiply_codes_are_told_sizes_by_what_these_are_of() -> None:
+    """Each is given what has as many rows, and no other tokens; a place in front makes weights."""
+    cell = Cell("linear", "fp8_block", ("quantized_input", "column_sequence_parallel"))
+    for arch in ("cpu", "sm_90a"):
+        weights, product = plan_of(arch, cell).direction("forward").programs
+        assert {"weight_rowwise", "weight_rowwise_scale"} == {
+            each.buffer for each in weights.results
+        }
+        assert product.arguments[0].buffer == "x_all" and product.filled == ("y",)
+        tokens = {a.buffer for a in product.arguments if a.buffer.startswith("x_")}
+        assert tokens == {"x_all", "x_rowwise_all", "x_rowwise_scale_all"}
 
 
 @pytest.mark.parametrize("arch", ["cpu", "sm_80", "sm_90a", "sm_100a"])

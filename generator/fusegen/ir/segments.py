@@ -95,7 +95,7 @@ class Start:
         when: it runs if any of these flags is set; empty is always.
         attributes, sizes: scalars, and a rank's sizes of dimensions, by the names that its kind has
             for them.
-        by_rows: argument of the op behind it, of whose rows that op may take those of one rank
+        by_rows: arguments of the op behind it, or before it, which may take the rows of one rank
             while others' are on their way; empty where it needs all at once.
         ahead: whether this rank's rows take their place among all when it starts, as what waits
             for it begins with these.

@@ -273,6 +273,32 @@ def _joined(operator: Operator, a: Split, b: Split, left: Expr, right: Expr) -> 
     return Split(Fraction(0), unit, False) if a.slope == b.slope == 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Along:
+    """Where a tensor has tokens, in as many elements more for each.
+
+    Attributes:
+        dim: the dimension, of the shape whose leading ones are one.
+        tail: elements there that lie behind those of all tokens.
+        unit: number that the tokens of a part must be a multiple of, so that no element is about
+            those of two.
+    """
+
+    dim: int
+    tail: int
+    unit: int
+
+
+def along(shape: Shape, tokens: str) -> Along | None:
+    """Where a tensor has tokens; None where it has none, or not in proportion."""
+    sizes = shape.flat
+    dim = next((axis for axis, size in enumerate(sizes) if tokens in symbols(size)), None)
+    grows = None if dim is None else split(sizes[dim], tokens)
+    if dim is None or grows is None:
+        return None
+    return Along(dim, evaluate(sizes[dim], {tokens: 0}), grows.unit)
+
+
 _AST_INFIX: dict[type[ast.operator], Operator] = {
     ast.Add: Operator.ADD,
     ast.Sub: Operator.SUB,

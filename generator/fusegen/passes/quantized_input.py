@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import lcm
 
 from ..ir.segments import Exchange, Group
-from ..ir.shapes import evaluate, split, symbols
+from ..ir.shapes import Along, along
 from ..steps import quantizes
 from ..steps.collectives import ALL_GATHER, GATHER_COPY, PLACEHOLDER
 from .draft import Draft, NotPossible
@@ -57,29 +57,23 @@ def _of_copies(draft: Draft, copies: Iterable[str], group: Group) -> Iterator[Ex
     """What ranks do with the first input and buffers of its copies, to have those of all rows."""
     (tokens,) = token_symbols(draft)
     found = {name: _along(draft, name, tokens) for name in copies}
-    rows = lcm(*(unit for _, _, unit in found.values()))
+    rows = lcm(*(each.unit for each in found.values()))
     yield Exchange(PLACEHOLDER.name, draft.inputs[0], True, group, (("rows", str(rows)),))
-    for name, (dim, tail, _) in found.items():
-        attributes = (("dim", str(dim)), ("tail", str(tail)))
+    for name, each in found.items():
+        attributes = (("dim", str(each.dim)), ("tail", str(each.tail)))
         yield Exchange(GATHER_COPY.name, name, True, group, attributes)
 
 
-def _along(draft: Draft, name: str, tokens: str) -> tuple[int, int, int]:
+def _along(draft: Draft, name: str, tokens: str) -> Along:
     """Where a buffer of a copy has tokens.
-
-    Returns:
-        the dimension; elements there that lie behind those of all tokens; and the number that
-        tokens of a rank must be a multiple of, so that none is about those of two.
 
     Raises:
         NotPossible: it has one value for all tokens.
     """
-    sizes = draft.buffers[name].shape.flat
-    dim = next((axis for axis, size in enumerate(sizes) if tokens in symbols(size)), None)
-    grows = None if dim is None else split(sizes[dim], tokens)
-    if dim is None or grows is None:
+    found = along(draft.buffers[name].shape, tokens)
+    if found is None:
         raise NotPossible(
             f"{name!r} is of the tokens of all ranks together, so that copies of those of one"
             " cannot be gathered"
         )
-    return dim, evaluate(sizes[dim], {tokens: 0}), grows.unit
+    return found

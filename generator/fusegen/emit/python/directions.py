@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
+from math import lcm
 
 from ...ir.plan import ModulePlan
 from ...ir.program import Argument, Direction, Program, Segment
 from ...ir.segments import Group, Start, Wait
-from ...ir.shapes import Expr, Sym, substitute, symbols, to_python
+from ...ir.shapes import Along, Expr, Sym, along, substitute, symbols, to_python
 from ...steps import adds_named_rows
-from ...steps.collectives import ALL_GATHER, REDUCE_SCATTER, CollectiveDef, collective
+from ...steps.collectives import REDUCE_SCATTER, collective
 from .conditions import Conditions, named_conditions
 from .words import attribute_text, bind_lines, return_annotation, tensor_text
 
@@ -155,8 +156,9 @@ class _Printer:
     def _lines(self, together: tuple[Segment, ...], conditions: Conditions) -> Iterator[str]:
         """A segment, and the end of what it is the last to take; or several that are one call."""
         match together:
-            case (Start() as start, Wait(), Program() as op):
-                yield self._gathered(start, op, conditions)
+            case (Start(), *_, Program() as op):
+                starts = [each for each in together if isinstance(each, Start)]
+                yield self._gathered(starts, op, conditions)
                 return
             case (Program() as op, Start() as start, Wait() as wait):
                 yield self._scattered(op, start, wait, conditions)
@@ -206,19 +208,35 @@ class _Printer:
                 end = "," if len(segment.results) == 1 else ""
                 return f"{', '.join(segment.results)}{end} = _collectives.wait({segment.future})"
 
-    def _place(self, start: Start) -> str:
-        step = f"{self.direction.name}: {start.kind} of {', '.join(start.operands)}"
-        group = start.group.name
+    def _place(self, *starts: Start) -> str:
+        operands = (name for each in starts for name in each.operands)
+        step = f"{self.direction.name}: {starts[0].kind} of {', '.join(operands)}"
+        group = starts[0].group.name
         return f'_collectives.Place("{self.plan.cell}", "{step}", "{group}", {group})'
 
-    def _gathered(self, start: Start, op: Program, conditions: Conditions) -> str:
+    def _gathered(self, starts: Sequence[Start], op: Program, conditions: Conditions) -> str:
         """An op that may take the rows of one rank at a time, and what gathers them."""
-        (rows,) = start.by_rows
-        product = f"lambda {', '.join((rows, *op.filled))}: {self._product(op, conditions)}"
-        words = [self._place(start), _tuple(start.operands), product, self._widths(op, conditions)]
-        words += self._dimensions(start)
+        rows = tuple(name for each in starts for name in each.by_rows)
+        given = (op.arguments[0].buffer,) if op.arguments[0].buffer not in rows else ()
+        names = ", ".join((*given, *rows, *op.filled))
+        sources = [name for each in starts for name in each.operands]
+        words = [self._place(*starts), _tuple(sources), self._widths(op, conditions)]
+        words.insert(2, f"lambda {names}: {self._product(op, conditions)}")
+        words += self._dimensions(starts[0])
+        if given:
+            words += [f"like={given[0]}", f"lies={self._lies(rows)}"]
         targets = ", ".join(op.filled) if len(op.filled) > 1 else f"{op.filled[0]},"
         return f"{targets} = _collectives.product_of_gathered({', '.join(words)})"
+
+    def _lies(self, rows: Iterable[str]) -> str:
+        """Where each of several tensors has tokens."""
+        found = (f"({each.dim}, {each.tail})" for each in self._along(rows))
+        return _tuple([*found])
+
+    def _along(self, rows: Iterable[str]) -> Iterator[Along]:
+        (tokens,) = symbols(self.plan.token_axis)
+        found = (along(self.plan.buffer(name).shape, tokens) for name in rows)
+        return (each for each in found if each)
 
     def _products(self, wait: Wait, op: Program, conditions: Conditions) -> Iterator[str]:
         """The same of rows that others read, too; an op that is not asked for is left out.
@@ -243,10 +261,13 @@ class _Printer:
 
     def _scattered(self, op: Program, start: Start, wait: Wait, conditions: Conditions) -> str:
         """An op that may be asked for the rows of one rank at a time, and what scatters them."""
-        (rows,), (result,) = start.by_rows, wait.results
-        product = f"lambda {rows}: {self._product(op, conditions)}"
-        words = [self._place(start), _tuple([rows]), product]
+        rows, (result,) = start.by_rows, wait.results
+        product = f"lambda {', '.join(rows)}: {self._product(op, conditions)}"
+        words = [self._place(start), _tuple(rows), product]
         words += self._dimensions(start)
+        if len(rows) > 1:
+            unit = lcm(*(each.unit for each in self._along(rows)))
+            words += [f"lies={self._lies(rows)}", f"unit={unit}"]
         if adds_named_rows(op.steps[0]):  # in pieces it takes as long
             words.append(f"pieces={_PIECES}")
         return f"{result} = _collectives.scattered_product({', '.join(words)})"
@@ -315,16 +336,20 @@ def _together(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
     """
     rest = [*segments]
     while rest:
-        length = 3 if any(map(_by_rows, (ALL_GATHER, REDUCE_SCATTER), rest)) else 1
+        gathering = len([*takewhile(_by_rows, rest)])
+        length = 2 * gathering + 1
         match rest:
+            case [Program(), Start(kind=REDUCE_SCATTER.name) as start, *_] if start.by_rows:
+                length = 3
             case [Wait(by_rows=by_rows), Program(arriving=rows), *_] if by_rows or rows:
                 length = 2
         yield tuple(rest[:length])
         del rest[:length]
 
 
-def _by_rows(kind: CollectiveDef, segment: Segment) -> bool:
-    return isinstance(segment, Start) and segment.kind == kind.name and bool(segment.by_rows)
+def _by_rows(segment: Segment) -> bool:
+    """Whether it starts to gather rows of which an op may take those of one rank at a time."""
+    return isinstance(segment, Start) and bool(segment.by_rows)
 
 
 def _scalar(value: str) -> str:

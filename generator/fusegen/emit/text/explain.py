@@ -201,7 +201,7 @@ def _direction(plan: ModulePlan, direction: Direction) -> Iterator[str]:
 
 
 def _by_rows(segment: Start | Wait) -> str:
-    return "".join(f", by rows of {name} if asked" for name in segment.by_rows)
+    return f", by rows of {', '.join(segment.by_rows)} if asked" if segment.by_rows else ""
 
 
 def _under(when: tuple[str, ...]) -> str:
