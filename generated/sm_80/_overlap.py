@@ -24,31 +24,46 @@ PIECE = 2048  # rows of a piece, at least: one more costs streams some 10 us, th
 
 
 def gathered(
-    rows: Tensor, product: Callable[..., object], widths: tuple[int | None, ...], place: Place
+    sources: Sequence[Tensor],
+    product: Callable[..., object],
+    widths: tuple[int | None, ...],
+    place: Place,
+    like: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Products of the rows of all ranks, in their order.
 
     Products of others' rows have a stream of their own: they begin where the one before ends.
 
     Args:
-        rows: [T, ...], this rank's, contiguous, as many on all.
+        sources: this rank's rows, contiguous, alike on all ranks; several tensors have some of
+            each, the largest first.
         product: of rows of one rank, into tensors of as many.
         widths: columns of each; None for one that is not wanted.
         place: where.
+        like: [T, ...], as many rows as a rank has, in the type of products.
     """
-    exchange = exchange_of(place, rows)
-    exchange.send(dict.fromkeys(exchange.others, (rows,)))
-    memory, arrivals = exchange.memory, exchange.arrivals()
-    made = _Made(rows, memory.size, widths)
+    exchanges = []
+    for rows in reversed(sources):  # what is small is sent when something large is
+        exchange = exchange_of(place, rows)
+        exchange.send(dict.fromkeys(exchange.others, (rows,)))
+        exchanges.insert(0, exchange)
+    memory, arrivals = exchange.memory, _together(exchanges)
+    made = _Made(like, memory.size, widths)
 
     def others() -> None:
         for source, found in arrivals:
-            product(found, *made.of_rank(source))
+            product(*found, *made.of_rank(source))
 
     with _beside(memory, arrivals):
-        product(rows, *made.of_rank(exchange.rank))
+        product(*sources, *made.of_rank(exchange.rank))
         memory.run(PRODUCTS, others)
     return made.whole()
+
+
+def _together(exchanges: Sequence[Exchange | Small]) -> Iterator[tuple[int, list[Tensor]]]:
+    """What each rank sends in several exchanges, and which, as `Exchange.arrivals` gives it."""
+    for each in zip(*(exchange.arrivals() for exchange in exchanges), strict=True):
+        yield each[0][0], [found for _, found in each]
 
 
 @contextmanager
@@ -90,7 +105,7 @@ class _Made:
 
 
 def scattered(
-    rows: Tensor, product: Callable[[Tensor], Tensor], place: Place, pieces: int
+    parts: Sequence[Sequence[Tensor]], product: Callable[..., Tensor], place: Place, pieces: int
 ) -> Tensor:
     """This rank's rows of a product, added up over ranks and rounded once.
 
@@ -98,32 +113,38 @@ def scattered(
     takes either first.
 
     Args:
-        rows: [T, ...], contiguous, of whose product each rank gets as many rows.
+        parts: of each rank, contiguous rows [T, ...] of whose product it gets as many; several
+            tensors have some of each.
         product: of rows of one rank.
         place: where.
         pieces: in how many a rank's rows are made and sent, at most: the first travels while the
-            second is made.  Of few rows, or beside other exchanges, they are not divided.
+            second is made.  Of few rows, or beside other exchanges, they are not divided, nor are
+            those of several tensors.
     """
     own, size = place.ranks.rank(), place.ranks.size()
-    parts = rows.chunk(size)
-    count = _pieces(place, parts[own], pieces)
+    count = _pieces(place, parts[own][0], pieces) if len(parts[own]) == 1 else 1
     exchanges = []
-    for each in zip(*(part.chunk(count) for part in parts), strict=True):
+    for each in zip(*(_divided(part, count) for part in parts), strict=True):
         exchange = None
         for target in others_of(own, size):
-            part = product(each[target])
+            part = product(*each[target])
             if exchange is None:
                 exchange = exchange_of(place, part)
                 exchanges.append(exchange)
             exchange.send({target: (part,)})
     try:
-        total = product(parts[own])
+        total = product(*parts[own])
     except BaseException:  # other ranks wait for this one to have read what they sent
         _exhaust(each for exchange in exchanges for each in exchange.arrivals())
         raise
     for exchange, piece in zip(exchanges, total.chunk(len(exchanges)), strict=True):
         _add_up(exchange, piece, piece)
     return total
+
+
+def _divided(part: Sequence[Tensor], count: int) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of a rank in so many pieces."""
+    return zip(*(each.chunk(count) for each in part), strict=True) if count > 1 else iter([part])
 
 
 def _pieces(place: Place, part: Tensor, most: int) -> int:

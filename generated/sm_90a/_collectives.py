@@ -7,9 +7,10 @@ process group in its schema; groups are attributes of modules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -293,8 +294,9 @@ def overlap(
     """Let copy engines move what modules gather and scatter, while products run.
 
     For modules of this bundle whose group it is, in eager mode or captured; linear layers and MLPs
-    in bf16 multiply the rows of one rank at a time, too, and GEMMs that gather rows of tokens
-    multiply those of this rank's first.  Those that a compiler traces go on as before.
+    multiply the rows of one rank at a time, too, where tokens are gathered as they are multiplied
+    and where sums are scattered, and GEMMs that gather rows of tokens multiply those of this rank's
+    first.  Those that a compiler traces go on as before.
     Copies go through PyTorch's symmetric memory, so that the GPUs have to reach each other's; all
     ranks call this alike.
 
@@ -353,61 +355,92 @@ def _limited(name: str, group: ProcessGroup | None, timeout: timedelta | None) -
 
 def product_of_gathered(
     place: Place,
-    sources: tuple[Tensor],
+    sources: tuple[Tensor, ...],
     product: Callable[..., object],
     *,
     widths: tuple[int | None, ...],
     dims: int = 1,
+    like: Tensor | None = None,
+    lies: tuple[tuple[int, int], ...] = (),
 ) -> tuple[Any, ...]:
     """What `product` writes for the rows of all ranks, in their order; None for what is not wanted.
 
     Args:
         place: where they are gathered.
-        sources: one, of the same shape on all ranks.
-        product: of any rows, each by itself, into tensors of as many.
+        sources: of the same shapes on all ranks: rows; or a copy of such, its codes, and its scales
+            where each row has some.
+        product: of any rows, each by itself, into tensors of as many; of copies, and what stands
+            for their rows, which comes first.
         widths: columns of each; None for one that is not wanted.
         dims: as of `start_all_gather`.
+        like: what stands for the rows of all that the sources are copies of (`start_placeholder`).
+        lies: of each of a copy's tensors, ``dim`` and ``tail`` as of `start_gather_copy`.
 
     Raises:
         RuntimeError: as `start_all_gather`.
     """
-    (source,) = sources
-    if not _overlaps(place, source):
-        (every,) = wait(start_all_gather(place, sources, dims=dims))
-        return _products(every, product, widths)
-    _require_rows(place, source, dims)
+    if not _overlaps(place, sources[0]):
+        if like is None:
+            (every,) = wait(start_all_gather(place, (sources[0],), dims=dims))
+            return _products((every,), product, widths)
+        whole = [like]
+        for source, (dim, tail) in zip(sources, lies, strict=True):
+            whole += wait(start_gather_copy(place, (source,), dim=dim, tail=tail))
+        return _products(whole, product, widths)
+    sent = tuple(source.contiguous() for source in sources)
     with _named(place):
-        return _overlap.gathered(source.contiguous(), product, widths, place)
+        if like is None:
+            _require_rows(place, sources[0], dims)
+            return _overlap.gathered(sent, product, widths, place, sent[0])
+        require_alike(place, sources)
+        own = like.chunk(place.ranks.size())[0]
+        return _overlap.gathered(sent, partial(product, own), widths, place, own)
 
 
 def scattered_product(
     place: Place,
-    sources: tuple[Tensor],
-    product: Callable[[Tensor], Tensor],
+    sources: tuple[Tensor, ...],
+    product: Callable[..., Tensor],
     *,
     dims: int = 1,
     pieces: int = 1,
+    lies: tuple[tuple[int, int], ...] = ((0, 0),),
+    unit: int = 1,
 ) -> Tensor:
     """This rank's rows of what `product` gives, added up over ranks.
 
     Args:
         place: where sums are scattered.
-        sources: one, of the same shape on all ranks.
+        sources: of the same shapes on all ranks: rows; then a copy of them, its codes, and its
+            scales where each row has some.
         product: of any rows, each by itself, a row for each.
         dims: as of `start_reduce_scatter`.
-        pieces: in how many a rank's rows may be made, if that costs nothing.
+        pieces: in how many a rank's rows may be made, if that costs nothing; of one source.
+        lies: of each source, ``dim`` and ``tail`` as of `start_gather_copy`.
+        unit: number of which the tokens of a rank are a multiple, or they are not told apart.
 
     Raises:
         RuntimeError: as `start_reduce_scatter`.
     """
-    (source,) = sources
-    if not _overlaps(place, source):
-        (own,) = wait(start_reduce_scatter(place, (product(source),), dims=dims))
+    rows = sources[0] if len(sources) > 1 else sources[0].contiguous()
+    if not _overlaps(place, rows) or rows.shape[:-1].numel() % (unit * place.ranks.size()):
+        (own,) = wait(start_reduce_scatter(place, (product(*sources),), dims=dims))
         return own
-    _require_rows(place, source, dims)
-    _refuse_unequal(place, source)
+    _require_rows(place, rows, dims)
+    _refuse_unequal(place, rows)
+    size = place.ranks.size()
+    every = zip((rows, *sources[1:]), lies, strict=True)
+    parts = (_parts(each, size, *how) for each, how in every)
     with _named(place):
-        return _overlap.scattered(source.contiguous(), product, place, pieces)
+        return _overlap.scattered([*zip(*parts, strict=True)], product, place, pieces)
+
+
+def _parts(rows: Tensor, ranks: int, dim: int, tail: int) -> tuple[Tensor, ...]:
+    """The rows of each rank, contiguous; what lies behind those of one may be another's first."""
+    if not dim and not tail:
+        return rows.chunk(ranks)
+    own = (rows.shape[dim] - tail) // ranks
+    return tuple(rows.narrow(dim, own * r, own + tail).contiguous() for r in range(ranks))
 
 
 def start_share(place: Place, sources: tuple[Tensor | None]) -> Pending:
@@ -509,7 +542,7 @@ def product_as_they_arrive(
 
     if not isinstance(pending.arriving, _overlap.Gathering):
         (every,) = wait(pending)
-        return every, *_products(every, product, widths)
+        return every, *_products((every,), product, widths)
     with _named(pending.place):
         return pending.arriving.products(product, widths)
 
@@ -552,11 +585,11 @@ def _watches(place: Place, sent: Tensor) -> bool:
 
 
 def _products(
-    rows: Tensor, product: Callable[..., object], widths: tuple[int | None, ...]
+    rows: Sequence[Tensor], product: Callable[..., object], widths: tuple[int | None, ...]
 ) -> tuple[Tensor | None, ...]:
-    """What `product` writes for rows that are all there."""
-    made = tuple(None if width is None else _of_rows(rows, width) for width in widths)
-    product(rows, *made)
+    """What `product` writes for rows that are all there, the first of them in the module's type."""
+    made = tuple(None if width is None else _of_rows(rows[0], width) for width in widths)
+    product(*rows, *made)
     return made
 
 
