@@ -23,8 +23,9 @@ import torch, torch.distributed as dist
 store, folder, bundle, backend, device = sys.argv[1:6]
 rank, ranks = map(int, sys.argv[6:8])
 words = sys.argv[8:]
+traces = True  # whether a compiler may trace collectives
 if device == "cuda":
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 else:
     from gloo import use_one_thread
     use_one_thread()
@@ -32,6 +33,37 @@ load("bundle", bundle)
 dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
 """
 )
+# NCCL refuses ranks of one GPU, and gloo's ops fail on it: what they send goes by way of the host.
+_BY_HOST = """
+import torch.distributed._functional_collectives as functional
+traces = False
+
+
+def every_of(source, *_):
+    own = source.cpu().contiguous().flatten().view(torch.uint8)
+    every = own.new_empty(ranks * own.numel())
+    gather_on_host(every, own)
+    return every.view(source.dtype).view(ranks * source.shape[0], *source.shape[1:]).to(device)
+
+
+def total_of(source, op, *_):
+    own = source.cpu()
+    total = own.float() if own.is_floating_point() else own.clone()
+    dist.all_reduce(total, getattr(dist.ReduceOp, op.upper()))
+    return total.to(own.dtype).to(device)
+
+
+def swapped(source, *_):
+    return every_of(source).unflatten(0, (ranks, ranks, -1))[:, rank].flatten(0, 1)
+
+
+gather_on_host, ops = dist.all_gather_into_tensor, torch.ops._c10d_functional
+ops.all_gather_into_tensor, ops.all_reduce, ops.all_to_all_single = every_of, total_of, swapped
+ops.reduce_scatter_tensor = lambda source, *how: total_of(source, *how).chunk(ranks)[rank]
+ops.wait_tensor = functional.wait_tensor = lambda value: value
+dist.all_gather_into_tensor = lambda every, own: every.copy_(every_of(own).view(every.shape))
+dist.all_to_all_single = lambda every, own: every.copy_(swapped(own).view(every.shape))
+"""
 # Past Python's own end: functional collectives keep their group for ever, destroyed or not, and a
 # thread of gloo that frees a tensor of the last collective while Python ends aborts the process.
 _LEAVE = """
@@ -52,11 +84,14 @@ class Place:
         bundle: what they load.
         backend: of torch.distributed.
         device: the type of the devices, of which each rank has one.
+        shared: whether all ranks have the same one, a GPU: copy engines bring what they would from
+            another, all else goes by way of the host.
     """
 
     bundle: Path
     backend: str = "gloo"
     device: str = "cpu"
+    shared: bool = False
 
 
 def run_ranks(script: str, folder: Path, place: Place, *words: str, ranks: int = 2) -> None:
@@ -80,11 +115,13 @@ def end_ranks(
     """
     # Multicast over NVLink needs rights that containers often lack.
     environment = {"NCCL_NVLS_ENABLE": "0"}
+    environment |= {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"} if place.shared else {}
+    joined = _JOIN + (_BY_HOST if place.shared else "")
     given = [str(folder), str(place.bundle), place.backend, place.device]
     with tempfile.TemporaryDirectory() as scratch:
         running = [
             start(
-                _JOIN + script + _LEAVE,
+                joined + script + _LEAVE,
                 [f"{scratch}/store", *given, str(rank), str(ranks), *words],
                 environment=environment,
                 errors=None if said is None else said / f"{rank}.err",

@@ -41,6 +41,7 @@ SEVERAL = (
     Cell("moe_layer", "bf16", ("expert_parallel",)),
     Cell("moe_layer", "bf16", ("expert_parallel_all_to_all",)),
 )
+CELLS = (COLUMN, ROW, *QUANTISED, *SEVERAL)
 LIMIT_S = 120  # for ranks that start, wait 2 seconds, and end
 
 ON_CPU = """
@@ -188,7 +189,7 @@ for first, *others in lengths * (2 if ranks < 8 else 1):
         found = run(layer, x, dy)
         assert len(exchanges) == (3 if gathers else 2), "the forward's, and those of the backward"
         exchanges.clear()
-        traced = run(compiled, x, dy)
+        traced = run(compiled, x, dy) if traces else expected
         assert not exchanges, "traced layers wait for all rows"
         tensor_parallel.overlap(on=False)
         for one, other, third in zip(found, expected, traced, strict=True):
@@ -410,10 +411,12 @@ OF_CODES = """
 import importlib, re
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 if device == "cpu":
     exec(ON_CPU)
 torch.manual_seed(rank)
+late = Random(rank)  # each rank at other replays, and by other times, up to about 1 ms
 seen = Counter()
 for name in ("gathered", "scattered"):
     def counted(*args, name=name, way=getattr(_overlap, name)):
@@ -461,6 +464,24 @@ for cell in words:
                 # Other collectives round sums of more than two in between.
                 same = one.equal(other) if ranks == 2 else one.allclose(other, 0.1, 0.1)
                 assert one.isfinite().all() and same, (cell, first, others)
+    if device == "cuda":
+        tensor_parallel.overlap()
+        with torch.no_grad():
+            graph, x = torch.cuda.CUDAGraph(), x.detach()
+            layer(x)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                y = layer(x)
+            for replay in range(100):
+                x.normal_()
+                if late.random() < 0.2:
+                    torch.cuda._sleep(late.randrange(2_000_000))
+                graph.replay()
+                if replay % 10 == 0:
+                    tensor_parallel.overlap(on=ranks != 2)
+                    assert y.equal(layer(x)), (cell, replay)
+                    tensor_parallel.overlap()
+        tensor_parallel.overlap(on=False)
 """
 
 # What a stream does is done at once where there are none: the host waits for gloo itself.
@@ -561,8 +582,7 @@ def quantised() -> str:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("overlap")
-    cells = (COLUMN, ROW, *QUANTISED, *SEVERAL)
-    return Place(write_cells("overlapping", "cpu", folder, cells))
+    return Place(write_cells("overlapping", "cpu", folder, CELLS))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -68,8 +68,7 @@ def products_by_rows(folder: Path) -> tuple[Path, list[Cell]]:
     for the architecture of the bundle under test.
     """
     specs, arch = api.load_specs(), folder.name
-    every = (test_overlap.COLUMN, test_overlap.ROW, *test_overlap.QUANTISED)
-    cells = [cell for cell in every if plan_of(specs, arch, cell)]
+    cells = [cell for cell in test_overlap.CELLS if plan_of(specs, arch, cell)]
     return built(write_cells("fusegen", arch, bundles.BUILD / "codes", cells)), cells
 
 
