@@ -1,7 +1,8 @@
 """Scripts run as `python -c` runs them, in processes that begin with PyTorch imported.
 
 They are forked from one that has imported it and done nothing else: to import it takes each process
-seconds, and ranks are many processes.
+seconds, and ranks are many processes.  Where there is a GPU each begins by itself: what is imported
+asks for its properties, and CUDA refuses a process that is forked from one that has.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+
+import torch
 
 PRELOADED = [
     "torch",
@@ -23,8 +26,8 @@ PRELOADED = [
     "torch._dynamo",
     "torch._inductor.compile_fx",
 ]
-_FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload(PRELOADED)
+_STARTS = get_context("spawn" if torch.cuda.is_available() else "forkserver")
+_STARTS.set_forkserver_preload(PRELOADED)
 
 
 def start(
@@ -33,7 +36,7 @@ def start(
     *,
     environment: Mapping[str, str],
     errors: Path | None = None,
-) -> ForkServerProcess:
+) -> BaseProcess:
     """A process that runs a script in the folder `/`, and has an exit code as Python's.
 
     Args:
@@ -42,7 +45,7 @@ def start(
         environment: variables that it has beside those of this process.
         errors: where its errors go; None for where they go here.
     """
-    process = _FORKS.Process(target=_run, args=(script, words, environment, errors))
+    process = _STARTS.Process(target=_run, args=(script, words, environment, errors))
     process.start()
     return process
 

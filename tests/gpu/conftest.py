@@ -65,6 +65,7 @@ _OF_FUSEGEN = [
     "test_fat.py",
     "test_four_devices.py",
     "test_memory.py",
+    "test_one_device.py",
     "test_rows_of_ranks.py",
     "test_two_devices.py",
 ]
