@@ -43,17 +43,20 @@ def place(made: tuple[Path, list[Cell]]) -> Place:
     return Place(bundle, "gloo", "cuda", shared=True)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @OF_ROWS
-def test_rows_by_rank_are_rows_of_all(place: Place, tmp_path: Path, cell: Cell) -> None:
+def test_rows_by_rank_are_rows_of_all(place: Place, tmp_path: Path, cell: Cell, ranks: int) -> None:
     """A thousand replays among them, in which each rank is late at times."""
-    run_ranks(script(cell), tmp_path, place, "2")
+    run_ranks(script(cell), tmp_path, place, "2", ranks=ranks)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_quantised_rows_by_rank_are_rows_of_all(
-    made: tuple[Path, list[Cell]], place: Place, tmp_path: Path
+    made: tuple[Path, list[Cell]], place: Place, tmp_path: Path, ranks: int
 ) -> None:
     _, cells = made
-    run_ranks(quantised(), tmp_path, place, *(str(each) for each in cells if each in QUANTISED))
+    names = [str(each) for each in cells if each in QUANTISED]
+    run_ranks(quantised(), tmp_path, place, *names, ranks=ranks)
 
 
 def test_modules_of_several_collectives(
