@@ -42,7 +42,7 @@ def gathered(
         place: where.
         like: [T, ...], as many rows as a rank has, in the type of products.
     """
-    exchanges = []
+    exchanges: list[Exchange | Small] = []
     for rows in reversed(sources):  # what is small is sent when something large is
         exchange = exchange_of(place, rows)
         exchange.send(dict.fromkeys(exchange.others, (rows,)))
@@ -144,7 +144,11 @@ def scattered(
 
 def _divided(part: Sequence[Tensor], count: int) -> Iterator[tuple[Tensor, ...]]:
     """The rows of a rank in so many pieces."""
-    return zip(*(each.chunk(count) for each in part), strict=True) if count > 1 else iter([part])
+    return (
+        zip(*(each.chunk(count) for each in part), strict=True)
+        if count > 1
+        else iter([tuple(part)])
+    )
 
 
 def _pieces(place: Place, part: Tensor, most: int) -> int:
