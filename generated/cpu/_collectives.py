@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,14 +17,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 
-from . import _exchanges, _overlap
-from ._alike import compare_facts, require_alike
+from . import _asked, _exchanges, _overlap
+from ._alike import require_alike
 from ._place import Place
-
-_OVERLAPPING: set[str] = set()
-"""Names of groups."""
-_WATCHED: set[str] = set()
-"""Names of groups whose waits for NCCL end by a time limit."""
 
 
 class Lies(NamedTuple):
@@ -129,7 +123,7 @@ def start_all_gather(
 def _start_to_gather(place: Place, source: Tensor, ahead: bool = False) -> Pending:
     ranks = place.ranks
     with _named(place):
-        if _overlaps(place, source):
+        if _asked.overlaps(place, source):
             parts = [source] * ranks.size()
             return Pending(place, None, arriving=_overlap.Gathering(parts, place, ahead))
         every = torch.ops._c10d_functional.all_gather_into_tensor(
@@ -230,7 +224,7 @@ def start_reduce_scatter(place: Place, sources: tuple[Tensor | None], *, dims: i
     ranks = place.ranks
     _refuse_unequal(place, source)
     with _named(place):
-        if _overlaps(place, source):
+        if _asked.overlaps(place, source):
             arriving = _overlap.start_to_scatter(source.contiguous(), place)
             return Pending(place, None, arriving=arriving)
         own = torch.ops._c10d_functional.reduce_scatter_tensor(
@@ -260,7 +254,7 @@ def start_all_to_all(
     ranks = place.ranks
     _refuse_unequal(place, source)
     with _named(place):
-        if _overlaps(place, source):
+        if _asked.overlaps(place, source):
             parts = source.contiguous().chunk(ranks.size())
             return Pending(place, None, arriving=_overlap.Gathering(parts, place, ahead))
         own = [source.shape[0] // ranks.size()] * ranks.size()
@@ -286,71 +280,6 @@ def start_all_to_all_numbers(
     """
     pending = start_all_to_all(place, sources, dims=dims)
     return pending._replace(first=own * place.ranks.rank())
-
-
-def overlap(
-    group: ProcessGroup | None = None, *, on: bool = True, timeout: timedelta | None = None
-) -> None:
-    """Let copy engines move what modules gather and scatter, while products run.
-
-    For modules of this bundle whose group it is, in eager mode or captured; linear layers and MLPs
-    multiply the rows of one rank at a time, too, where tokens are gathered as they are multiplied
-    and where sums are scattered, and GEMMs that gather rows of tokens multiply those of this rank's
-    first.  Those that a compiler traces go on as before.
-    Copies go through PyTorch's symmetric memory, so that the GPUs have to reach each other's; all
-    ranks call this alike.
-
-    Args:
-        group: the ranks; None for all.
-        on: whether they do from here on.
-        timeout: how long the device waits for another rank from here on; None for as long as
-            before, 10 minutes at first.  Then the process ends, by SIGABRT, with a message that
-            names module, step and ranks: what its stream waits for will not come.
-
-    Raises:
-        RuntimeError: there are no ranks.
-        ValueError: a timeout of no time; or ranks do not call it alike.
-    """
-    ranks = _limited("overlap", group, timeout)
-    compare_facts("group", group, [{"module": "overlap", "on": str(on), "timeout": str(timeout)}])
-    (_OVERLAPPING.add if on else _OVERLAPPING.discard)(ranks.group_name)
-
-
-def watch(
-    group: ProcessGroup | None = None, *, on: bool = True, timeout: timedelta | None = None
-) -> None:
-    """Let waits for what NCCL brings end by a time limit, in replayed graphs, too.
-
-    For modules of this bundle whose group it is, in eager mode or captured from here on.  A stream
-    tells the host that it waits, and that it goes on, which takes it some 10 us for each
-    collective; once a wait takes too long the process ends, by SIGABRT, with a message that names
-    module, step and rank.  NCCL's own watchdog names neither of the first two, and sees nothing of
-    replayed graphs.  What a compiler traces is left to it.  What copy engines bring (`overlap`) is
-    watched in any case.
-
-    Args:
-        group: the ranks; None for all.
-        on: whether they do from here on.
-        timeout: how long; as of `overlap`, and for both.
-
-    Raises:
-        RuntimeError: there are no ranks.
-        ValueError: a timeout of no time.
-    """
-    ranks = _limited("watch", group, timeout)
-    if on and torch.cuda.is_available():
-        _exchanges.waits_of(ranks)
-    (_WATCHED.add if on else _WATCHED.discard)(ranks.group_name)
-
-
-def _limited(name: str, group: ProcessGroup | None, timeout: timedelta | None) -> Any:
-    """The ranks of a group, whose streams wait so long from here on."""
-    if timeout is not None and timeout <= timedelta(0):
-        raise ValueError(f"{name}: timeout: expected some time, got {timeout}")
-    ranks = Place(name, "", "group", group).ranks
-    if timeout is not None:
-        _exchanges.limit(ranks, timeout)
-    return ranks
 
 
 def product_of_gathered(
@@ -379,7 +308,7 @@ def product_of_gathered(
     Raises:
         RuntimeError: as `start_all_gather`.
     """
-    if not _overlaps(place, sources[0]):
+    if not _asked.overlaps(place, sources[0]):
         if like is None:
             (every,) = wait(start_all_gather(place, (sources[0],), dims=dims))
             return _products((every,), product, widths)
@@ -423,7 +352,7 @@ def scattered_product(
         RuntimeError: as `start_reduce_scatter`.
     """
     rows = sources[0] if len(sources) > 1 else sources[0].contiguous()
-    if not _overlaps(place, rows) or rows.shape[:-1].numel() % (unit * place.ranks.size()):
+    if not _asked.overlaps(place, rows) or rows.shape[:-1].numel() % (unit * place.ranks.size()):
         (own,) = wait(start_reduce_scatter(place, (product(*sources),), dims=dims))
         return own
     _require_rows(place, rows, dims)
@@ -488,7 +417,7 @@ def wait(pending: Pending) -> tuple[Any, ...]:
 
 def _waited(place: Place, sent: Tensor) -> Tensor:
     """What was sent, in the order of the current stream."""
-    if not _watches(place, sent):
+    if not _asked.watches(place, sent):
         return functional.wait_tensor(sent)
     with _exchanges.waits_of(place.ranks).of(place.words):
         return functional.wait_tensor(sent)
@@ -567,21 +496,6 @@ def count(group: ProcessGroup | None) -> int:
     """How many ranks there are; 1 before there are any."""
     initialized = torch.distributed.is_initialized()
     return torch.distributed.get_world_size(group) if initialized else 1
-
-
-def _overlaps(place: Place, source: Tensor) -> bool:
-    """What compilers trace does not: copies and flags are no ops that they could trace."""
-    if not source.is_cuda or torch.compiler.is_compiling() or not _OVERLAPPING:
-        return False
-    ranks = place.ranks
-    return ranks.size() > 1 and ranks.group_name in _OVERLAPPING
-
-
-def _watches(place: Place, sent: Tensor) -> bool:
-    """No compiler traces what streams tell the host."""
-    if not sent.is_cuda or torch.compiler.is_compiling() or not _WATCHED:
-        return False
-    return place.ranks.group_name in _WATCHED
 
 
 def _products(

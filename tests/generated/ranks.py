@@ -23,7 +23,7 @@ import torch, torch.distributed as dist
 store, folder, bundle, backend, device = sys.argv[1:6]
 rank, ranks = map(int, sys.argv[6:8])
 words = sys.argv[8:]
-traces = True  # whether a compiler may trace collectives
+shared = False  # whether all ranks have one GPU
 if device == "cuda":
     torch.cuda.set_device(rank % torch.cuda.device_count())
 else:
@@ -36,7 +36,9 @@ dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, 
 # NCCL refuses ranks of one GPU, and gloo's ops fail on it: what they send goes by way of the host.
 _BY_HOST = """
 import torch.distributed._functional_collectives as functional
-traces = False
+from torch._subclasses.fake_tensor import FakeTensor
+
+shared = True
 
 
 def every_of(source, *_):
@@ -58,9 +60,18 @@ def swapped(source, *_):
 
 
 gather_on_host, ops = dist.all_gather_into_tensor, torch.ops._c10d_functional
-ops.all_gather_into_tensor, ops.all_reduce, ops.all_to_all_single = every_of, total_of, swapped
-ops.reduce_scatter_tensor = lambda source, *how: total_of(source, *how).chunk(ranks)[rank]
-ops.wait_tensor = functional.wait_tensor = lambda value: value
+ways = {
+    "all_gather_into_tensor": every_of,
+    "all_reduce": total_of,
+    "all_to_all_single": swapped,
+    "reduce_scatter_tensor": lambda source, *how: total_of(source, *how).chunk(ranks)[rank],
+    "wait_tensor": lambda value: value,
+}
+for name, way in ways.items():
+    def call(first, *others, way=way, op=getattr(ops, name)):  # compilers ask for shapes alone
+        return (op if isinstance(first, FakeTensor) else way)(first, *others)
+    setattr(ops, name, call)
+functional.wait_tensor = ops.wait_tensor
 dist.all_gather_into_tensor = lambda every, own: every.copy_(every_of(own).view(every.shape))
 dist.all_to_all_single = lambda every, own: every.copy_(swapped(own).view(every.shape))
 """

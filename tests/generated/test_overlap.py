@@ -132,12 +132,11 @@ class OnCpu(_streams.Memory):
 
 
 _exchanges.Memory = OnCpu
-_collectives._overlaps = lambda place, source: not torch.compiler.is_compiling() and (
-    place.ranks.group_name in _collectives._OVERLAPPING)
+_asked.overlaps = lambda place, rows: _asked._asks(_asked._OVERLAPPING, place, rows)
 """
 
 BEGIN = """
-from bundle import _collectives, _exchanges, _overlap, _streams
+from bundle import _asked, _collectives, _exchanges, _overlap, _streams
 from bundle.integrations import tensor_parallel
 """
 
@@ -176,6 +175,7 @@ def sizes(first):  # of x, and of y
 exact = ranks == 2  # other collectives round sums of more in between
 torch.manual_seed(rank)
 layer = Linear(64, 128, bias=True, device=device, dtype=torch.bfloat16)
+torch._dynamo.config.recompile_limit = 16  # few lengths and two ways; not one for each call
 compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
 lengths = ((8,), (24,), (256,), (1,), (4, 6), (0,), (8,))
 for first, *others in lengths * (2 if ranks < 8 else 1):
@@ -187,15 +187,20 @@ for first, *others in lengths * (2 if ranks < 8 else 1):
         assert not exchanges
         tensor_parallel.overlap()
         found = run(layer, x, dy)
-        assert len(exchanges) == (3 if gathers else 2), "the forward's, and those of the backward"
+        asked = 3 if gathers else 2
+        assert len(exchanges) == asked, "the forward's, and those of the backward"
         exchanges.clear()
-        traced = run(compiled, x, dy) if traces else expected
-        assert not exchanges, "traced layers wait for all rows"
+        traced = run(compiled, x, dy)
+        assert len(exchanges) == asked, "a direction is one op"
+        exchanges.clear()
         tensor_parallel.overlap(on=False)
+        if not shared:  # a compiler traces the collectives themselves
+            assert all(map(torch.equal, run(compiled, x, dy), expected))
+            assert not exchanges, "what was compiled for the other way is not taken"
         for one, other, third in zip(found, expected, traced, strict=True):
             assert one.shape == other.shape and one.isfinite().all()
             same = torch.equal(one, other) if exact else torch.allclose(one, other, 5e-2, 5e-2)
-            assert same and torch.equal(third, other), (first, others)
+            assert same and torch.equal(third, one), (first, others)
 here = _collectives.Place("test", "rows", "group", dist.group.WORLD)
 _exchanges.SMALL = 0
 for ahead in (False, True):  # rows of its own for each rank
@@ -389,18 +394,20 @@ for layer, rows, given in layers:
             further = [ids, torch.stack([(ids == expert).sum() for expert in range(3 * ranks)])]
         dy = torch.randn(given, layer(*inputs, *further).shape[-1], device=device).bfloat16()
         found = []
-        for on in (False, True):
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for on, call in ((False, layer), (True, layer), (True, compiled)):
             tensor_parallel.overlap(on=on)
-            y = layer(*inputs, *further)
+            y = call(*inputs, *further)
             gradients = torch.autograd.grad(y, (*inputs, *layer.parameters()), dy)
             found.append((y.detach(), *gradients))
             with torch.no_grad():  # what a backward would read is not there
-                assert torch.equal(layer(*inputs, *further), y) or ranks != 2
+                assert torch.equal(call(*inputs, *further), y) or ranks != 2
             if not further:  # gradients of weights alone, of inputs alone
                 for wanted in ([*layer.parameters()], inputs):
-                    found[-1] += torch.autograd.grad(layer(*inputs), wanted, dy)
+                    found[-1] += torch.autograd.grad(call(*inputs), wanted, dy)
         tensor_parallel.overlap(on=False)
-        for one, other in zip(*found, strict=True):
+        for one, other, traced in zip(*found, strict=True):
+            assert traced.equal(other), type(layer)
             # Other collectives round sums of more than two in between.
             same = torch.equal(one, other) if ranks == 2 else torch.allclose(one, other, 0.1, 0.1)
             assert one.isfinite().all() and same, type(layer)
@@ -439,8 +446,10 @@ for cell in words:
     sizes = (256, 128 * ranks) if is_mlp else (256, 128)
     names = ("Linear", "MLP", "SwiGLUMLP")
     kind = next(getattr(module, name) for name in names if hasattr(module, name))
-    layers = [kind(*sizes, bias=True, device=device) for _ in range(2)]
-    layers[1].load_state_dict(layers[0].state_dict())
+    layers = [kind(*sizes, bias=True, device=device) for _ in range(3)]
+    for layer in layers[1:]:
+        layer.load_state_dict(layers[0].state_dict())
+    layers[2] = torch.compile(layers[2], fullgraph=True, backend="aot_eager")
     for first, *others in ((128,), (2, 128), (256,)) + (() if gathers else ((8,), (2, 5))):
         for small in (0, 2**21):  # by themselves, or with others
             _exchanges.SMALL = small
@@ -460,7 +469,8 @@ for cell in words:
             told = torch.Size((first, *others)).numel() % unit == 0
             assert seen["gathered"] == 2 * text.count("product_of_gathered("), (cell, seen)
             assert seen["scattered"] == 2 * text.count("scattered_product(") * told, (cell, seen)
-            for one, other in zip(*found, strict=True):
+            for one, other, traced in zip(*found, strict=True):
+                assert traced.equal(other), (cell, first, others)
                 # Other collectives round sums of more than two in between.
                 same = one.equal(other) if ranks == 2 else one.allclose(other, 0.1, 0.1)
                 assert one.isfinite().all() and same, (cell, first, others)
@@ -496,7 +506,7 @@ def do_now(stream, *ops):
 
 _streams.do, _streams.current_stream = do_now, lambda device: 0
 torch.cuda.current_device = lambda: 0
-_collectives._watches = lambda place, sent: place.ranks.group_name in _collectives._WATCHED
+_asked.watches = lambda place, sent: _asked._asks(_asked._WATCHED, place, sent)
 """
 
 # Rank 0 waits for what does not come, and ends.

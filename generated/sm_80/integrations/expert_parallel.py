@@ -27,7 +27,7 @@ from torch.distributed import ProcessGroup
 
 from .. import _alike, _collectives
 from .._alike import check
-from .._collectives import overlap, watch
+from .._asked import overlap, watch
 from . import _layouts, _payload, _slots
 from ._fused import fused
 from ._parameters import PARAMETERS, cell_of

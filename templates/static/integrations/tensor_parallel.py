@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from .._alike import check
-from .._collectives import overlap, watch
+from .._asked import overlap, watch
 from ._layouts import Layout, layout_of
 from ._layouts import sharded as _sharded
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from math import lcm
 
@@ -14,7 +14,20 @@ from ...ir.shapes import Along, Expr, Sym, along, substitute, symbols, to_python
 from ...steps import adds_named_rows
 from ...steps.collectives import REDUCE_SCATTER, collective
 from .conditions import Conditions, named_conditions
-from .words import attribute_text, bind_lines, return_annotation, tensor_text
+from .words import attribute_text, bind_lines, pieces, return_annotation, schema, tensor_text
+
+
+@dataclass(frozen=True, slots=True)
+class WholeText:
+    """The one op that compiled code may call in the place of a direction's segments.
+
+    Attributes:
+        schema: of it, cut into pieces that fit a line.
+        keywords: of what makes it of the direction's function.
+    """
+
+    schema: tuple[str, ...]
+    keywords: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +40,7 @@ class DirectionText:
         parameters: of its function.
         returns: its return annotation.
         body: its lines.
+        whole: the same as one op; None where nothing is sent.
     """
 
     name: str
@@ -34,6 +48,7 @@ class DirectionText:
     parameters: tuple[str, ...]
     returns: str
     body: tuple[str, ...]
+    whole: WholeText | None
 
 
 def direction_texts(plan: ModulePlan) -> tuple[DirectionText, ...]:
@@ -106,7 +121,29 @@ def _text(plan: ModulePlan, direction: Direction) -> DirectionText:
             "Tensor | None" if result.when else "Tensor" for result in whole.results
         ),
         body=(*_unpacked(left), *conditions.lines, *printer.body(conditions)),
+        whole=_whole(plan, direction, left) if direction.starts else None,
     )
+
+
+def _whole(plan: ModulePlan, direction: Direction, left: tuple[str, ...]) -> WholeText:
+    whole = plan.whole(direction)
+    arguments = {argument.buffer: argument for argument in whole.arguments}
+    ordered = replace(whole, arguments=tuple(arguments[n] for n in _whole_takes(plan, direction)))
+    groups = group_names(direction)
+    keywords = [f"groups={len(groups)}"]
+    if left:
+        begin = _whole_takes(plan, direction).index(left[0])
+        keywords.append(f"{LEFT}=slice({begin}, {begin + len(left)})")
+    if not whole.returns_none:
+        keywords.append("empty=True")
+    return WholeText(pieces(schema(plan, ordered, groups)), tuple(keywords))
+
+
+def _whole_takes(plan: ModulePlan, direction: Direction) -> tuple[str, ...]:
+    """Tensors of a direction in the order of its function, what is left in its place there."""
+    own = handed_in(plan, direction)
+    first = len([name for name in own if name in plan.incoming])
+    return (*own[:first], *left_for(plan, direction), *own[first:])
 
 
 def _about(direction: Direction, left: tuple[str, ...]) -> str:
@@ -138,6 +175,8 @@ class _Printer:
 
         Neighbours that run under the same flags stand together.
         """
+        if self.direction.starts:
+            yield from self._as_one_op(conditions)
         absent = [*self._absent()]
         if absent:
             yield f"{' = '.join(absent)} = None"
@@ -152,6 +191,24 @@ class _Printer:
         results = self.plan.whole(self.direction).results
         if results:
             yield f"return {', '.join(self._value(r.buffer, conditions) for r in results)}"
+
+    def _as_one_op(self, conditions: Conditions) -> Iterator[str]:
+        """What a compiler traces in the place of all that follows, where ranks ask for it."""
+        whole, groups = self.plan.whole(self.direction), group_names(self.direction)
+        tensors = _whole_takes(self.plan, self.direction)
+        scalars = (each.name for each in self.plan.attributes_of(whole))
+        words = (*tensors, *whole.flags, *scalars, *(f"_asked.name_of({name})" for name in groups))
+        call = f"_{self.direction.name}_whole({', '.join(words)})"
+        yield f"if _asked.as_one_op({tensors[0]}, {', '.join(groups)}):"
+        results = [result.buffer for result in whole.results]
+        if whole.returns_none or not any(result.when for result in whole.results):
+            yield f"    return {call}" if results else f"    {call}"
+        else:
+            yield f"    {', '.join(results)} = {call}"
+            values = (_or_none(r.buffer, conditions.text(r.when)) for r in whole.results)
+            yield f"    return {', '.join(values)}"
+        if not results:
+            yield "    return"
 
     def _lines(self, together: tuple[Segment, ...], conditions: Conditions) -> Iterator[str]:
         """A segment, and the end of what it is the last to take; or several that are one call."""
@@ -325,8 +382,8 @@ class _Printer:
         """A buffer as a later segment takes it; an empty stand-in becomes None again."""
         for program in self.direction.programs:
             result = next((r for r in program.results if r.buffer == name), None)
-            if result and result.when and not program.returns_none:
-                return f"{name} if {conditions.text(result.when)} else None"
+            if result and not program.returns_none:
+                return _or_none(name, conditions.text(result.when))
         return name
 
 
@@ -350,6 +407,11 @@ def _together(segments: Iterable[Segment]) -> Iterator[tuple[Segment, ...]]:
 def _by_rows(segment: Segment) -> bool:
     """Whether it starts to gather rows of which an op may take those of one rank at a time."""
     return isinstance(segment, Start) and bool(segment.by_rows)
+
+
+def _or_none(name: str, asked: str) -> str:
+    """An empty stand-in becomes None again."""
+    return f"{name} if {asked} else None" if asked else name
 
 
 def _scalar(value: str) -> str:

@@ -266,12 +266,12 @@ def absent_source(plan: ModulePlan, program: Program, result: Result) -> str:
     return f"{plan.own_type_argument(program)}.new_empty(0{keyword})"
 
 
-def schema(plan: ModulePlan, program: Program) -> str:
-    """Schema of an op: tensors, then flags, then scalars."""
+def schema(plan: ModulePlan, program: Program, groups: tuple[str, ...] = ()) -> str:
+    """Schema of an op: tensors, then flags, then scalars, then names of process groups."""
     flags = tuple(f"bool {flag}" for flag in program.flags)
     optional = program.returns_none
     returns = [f"Tensor{'?' if result.when and optional else ''}" for result in program.results]
-    return _schema(plan, program, flags, returns)
+    return _schema(plan, program, flags, returns, groups)
 
 
 def twin_schema(plan: ModulePlan, program: Program) -> str:
@@ -279,7 +279,13 @@ def twin_schema(plan: ModulePlan, program: Program) -> str:
     return _schema(plan, program, ("int flags", "int ways"), ["Tensor"] * len(program.results))
 
 
-def _schema(plan: ModulePlan, program: Program, flags: tuple[str, ...], returns: list[str]) -> str:
+def _schema(
+    plan: ModulePlan,
+    program: Program,
+    flags: tuple[str, ...],
+    returns: list[str],
+    groups: tuple[str, ...] = (),
+) -> str:
     letters = chain(ascii_lowercase, (f"a{number}" for number in count(1)))
     tensors = [
         f"Tensor{f'({next(letters)}!)' if a.mutated else ''}{'?' if a.optional else ''} {a.buffer}"
@@ -287,6 +293,7 @@ def _schema(plan: ModulePlan, program: Program, flags: tuple[str, ...], returns:
     ]
     scalars = [f"{_SCHEMA_TYPE[a.type]} {a.name}" for a in plan.attributes_of(program)]
     scalars += [f"int {name}" for name in program.arrival]
+    scalars += [f"str {name}" for name in groups]
     end = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
     return f"({', '.join((*tensors, *flags, *scalars))}) -> {end}"
 
