@@ -67,10 +67,21 @@ ways = {
     "reduce_scatter_tensor": lambda source, *how: total_of(source, *how).chunk(ranks)[rank],
     "wait_tensor": lambda value: value,
 }
+
+
+class ByHost:
+    def __init__(self, op, way):
+        self.op, self.way = op, way
+
+    def __call__(self, first, *others):  # compilers ask for shapes alone
+        return (self.op if isinstance(first, FakeTensor) else self.way)(first, *others)
+
+    def __getattr__(self, name):  # inductor reads overloads
+        return getattr(self.op, name)
+
+
 for name, way in ways.items():
-    def call(first, *others, way=way, op=getattr(ops, name)):  # compilers ask for shapes alone
-        return (op if isinstance(first, FakeTensor) else way)(first, *others)
-    setattr(ops, name, call)
+    setattr(ops, name, ByHost(getattr(ops, name), way))
 functional.wait_tensor = ops.wait_tensor
 dist.all_gather_into_tensor = lambda every, own: every.copy_(every_of(own).view(every.shape))
 dist.all_to_all_single = lambda every, own: every.copy_(swapped(own).view(every.shape))

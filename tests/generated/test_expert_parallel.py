@@ -82,6 +82,9 @@ own = EXPERTS // ranks
 inner = layer_of((rank * own, rank * own + own), spread_module)
 layer = ExpertParallel(inner, capacity=None if "gathered" in modes else TOKENS)
 call = layer
+if "watched" in modes:  # a direction of the layer is one op to a compiler
+    from bundle.integrations.expert_parallel import watch
+    watch()
 if "compiled" in modes:
     call = torch.compile(layer, fullgraph=True, backend="aot_eager")
 here = slice(rank * TOKENS, (rank + 1) * TOKENS)
@@ -434,8 +437,11 @@ def test_four_ranks_exchange_slots(slots: Place, tmp_path: Path) -> None:
     check(found_by(tmp_path, *words, ranks=4))
 
 
-def test_layers_that_exchange_slots_compile_whole(slots: Place, tmp_path: Path) -> None:
-    words = ("moe_layer__bf16", "any", SLOTS, "compiled")
+@pytest.mark.parametrize("way", [("compiled",), ("compiled", "watched")], ids="-".join)
+def test_layers_that_exchange_slots_compile_whole(
+    slots: Place, tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    words = ("moe_layer__bf16", "any", SLOTS, *way)
     run_ranks(RANK, tmp_path, slots, *words, ranks=RANKS)
     check(found_by(tmp_path, *words))
 

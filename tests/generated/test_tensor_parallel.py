@@ -30,6 +30,7 @@ UNDER_RECIPES = (
 )
 QUANTIZED = (("column", "linear"), ("tensor", "mlp_swiglu"))
 COMPILED = (*QUANTIZED, ("expert", "moe_layer"))
+TRACED = ("collectives", "one_op")
 SEQUENCE = "linear__bf16__column_sequence_parallel"
 EXPERT_EACH = Cell("moe_layer", "bf16", ("parameter_per_group", "expert_parallel"))
 PER_GROUP = Cell("grouped_linear", "bf16", ("parameter_per_group", "row_parallel"))
@@ -53,7 +54,7 @@ class Case:
     recipe: str = "bf16"
     sequence: bool = False
     bias: bool = True
-    compiled: bool = False
+    compiled: str = ""  # what a compiler traces: collectives, or a direction as one op
     quantized: bool = False
     capacity: int = 0
 
@@ -65,7 +66,7 @@ class Case:
         return ("quantized_input", word) if self.quantized else (word,)
 
     def __str__(self) -> str:
-        words = [self.module, self.recipe, *self.options, "compiled" if self.compiled else "eager"]
+        words = [self.module, self.recipe, *self.options, self.compiled or "eager"]
         words += [f"capacity {self.capacity}"] if self.capacity else []
         return "-".join(words)
 
@@ -88,14 +89,14 @@ CASES += [
     for recipe in (*RECIPES, "fp8_current", "fp8_rowwise", "nvfp4")
     for sequence in (False, True)
 ]
-CASES += [Case(*pair, sequence=True, compiled=True) for pair in COMPILED]
+CASES += [Case(*pair, sequence=True, compiled=way) for pair in COMPILED for way in TRACED]
 CASES += [Case("expert", "moe_layer", sequence=True, capacity=70)]  # of about 100 rows an expert
 CASES += [Case("row", "linear", "fp8_block", sequence=True, bias=False, quantized=True)]
 CASES += [
     Case(*pair, recipe, sequence=True, bias=False, quantized=True, compiled=compiled)
     for pair in QUANTIZED
     for recipe in ("fp8_block", "fp8_delayed", "mxfp8")
-    for compiled in (False, True)
+    for compiled in ("", *TRACED)
 ]
 
 # A rank runs its part with the others, then alone, on what all ranks have; and the whole layer.
@@ -187,7 +188,15 @@ def find(name, recipe, split, words, sequence, bias, compiled, capacity):
             return value.chunk(ranks, 1)[rank]
         return value.chunk(ranks)[rank] if sequence and key != "split_sizes" else value
 
-    call = torch.compile(spread, fullgraph=True, backend="aot_eager") if compiled else spread
+    traced, aot_eager = set(), torch._dynamo.lookup_backend("aot_eager")
+
+    def backend(graph, inputs):
+        graphs = [part.graph for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+        traced.update(str(node.target) for each in graphs for node in each.nodes)
+        return aot_eager(graph, inputs)
+
+    call = torch.compile(spread, fullgraph=True, backend=backend) if compiled else spread
+    tensor_parallel.watch(on=compiled == "one_op")
     part_x = local(x, True) if split == "row" else x
     part_dy = local(dy, True) if split == "column" else dy
     own_x, own_dy = local(x, split == "row"), local(dy, split == "column")
@@ -203,6 +212,11 @@ def find(name, recipe, split, words, sequence, bias, compiled, capacity):
         "alone": run(alone, alone, part_x, part_dy, all_inputs),
         "whole": run(whole, whole, x, dy, inputs),
     }
+    if compiled:
+        ops = {each.partition(".")[2] for each in traced if "__" in each}
+        whole = {each for each in ops if each.endswith(("_forward.default", "_backward.default"))}
+        assert bool(whole) == (compiled == "one_op"), traced
+        assert bool([each for each in traced if "c10d" in each]) != bool(whole), traced
     if recipe != "fp8_delayed":  # a forward that nobody asks gradients of is the same
         with torch.no_grad():
             assert torch.equal(spread(own_x, **own_inputs).cpu(), found["spread"]["y"])

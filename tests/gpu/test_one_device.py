@@ -15,6 +15,7 @@ from fusegen.ir.naming import Cell
 
 from ..generated.ranks import Place, run_ranks
 from ..generated.test_overlap import (
+    ALONE,
     BEGIN,
     COLUMN,
     OTHERS,
@@ -26,6 +27,7 @@ from ..generated.test_overlap import (
     script,
 )
 from .places import products_by_rows
+from .test_two_devices import REPLAYED
 
 pytestmark = pytest.mark.skipif(bundles.DEVICE == "cpu", reason="it is the GPU that copies")
 
@@ -65,6 +67,10 @@ def test_modules_of_several_collectives(
     _, cells = made
     assert {*SEVERAL} <= {*cells}
     run_ranks(BEGIN + OTHERS, tmp_path, place)
+
+
+def test_graphs_exchange_slots_of_other_routes(place: Place, tmp_path: Path) -> None:
+    run_ranks(REPLAYED, tmp_path, place, str(ALONE), "any", "slots")
 
 
 @pytest.mark.parametrize("how", ["lost", "fewer", "late", "replayed"])

@@ -125,12 +125,23 @@ def as_one_op(first: Tensor, *groups: ProcessGroup | None) -> bool:
 
 
 def name_of(group: ProcessGroup | None) -> str:
-    """What stands for a group in the schema of an op; nothing for all ranks."""
-    return "" if group is None else group.group_name
+    """What stands for a group in the schema of an op: ``2:name``, without a name for all ranks.
+
+    How many ranks there are is in it because shapes of results depend on it: caches of compiled
+    code would give that of another number.
+    """
+    return f"{count(group)}:{'' if group is None else group.group_name}"
 
 
-def _group_of(name: str) -> ProcessGroup | None:
+def _group_of(text: str) -> ProcessGroup | None:
+    _, _, name = text.partition(":")
     return distributed_c10d._resolve_process_group(name) if name else None
+
+
+def count(group: ProcessGroup | None) -> int:
+    """How many ranks there are; 1 before there are any."""
+    initialized = torch.distributed.is_initialized()
+    return torch.distributed.get_world_size(group) if initialized else 1
 
 
 def of_names(

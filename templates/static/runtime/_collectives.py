@@ -492,12 +492,6 @@ def require_same(place: Place, own: Tensor) -> None:
     )
 
 
-def count(group: ProcessGroup | None) -> int:
-    """How many ranks there are; 1 before there are any."""
-    initialized = torch.distributed.is_initialized()
-    return torch.distributed.get_world_size(group) if initialized else 1
-
-
 def _products(
     rows: Sequence[Tensor], product: Callable[..., object], widths: tuple[int | None, ...]
 ) -> tuple[Tensor | None, ...]:

@@ -324,7 +324,7 @@ def _fan_in(plan: ModulePlan, size: Expr) -> str:
     text = _on_self(plan, size)
     if not symbols(size) & {*plan.split}:
         return text
-    return f"{text} * _collectives.count(self.{TENSOR_GROUP.name})"
+    return f"{text} * _asked.count(self.{TENSOR_GROUP.name})"
 
 
 def _on_self(plan: ModulePlan, size: Expr) -> str:
