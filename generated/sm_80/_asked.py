@@ -33,7 +33,7 @@ def overlap(
     For modules of this bundle whose group it is, in eager mode or captured; linear layers and MLPs
     multiply the rows of one rank at a time, too, where tokens are gathered as they are multiplied
     and where sums are scattered, and GEMMs that gather rows of tokens multiply those of this rank's
-    first.  Those that a compiler traces go on as before.
+    first.  To a compiler a direction of a module is one op then, which does all of that.
     Copies go through PyTorch's symmetric memory, so that the GPUs have to reach each other's; all
     ranks call this alike.
 
@@ -62,7 +62,8 @@ def watch(
     tells the host that it waits, and that it goes on, which takes it some 10 us for each
     collective; once a wait takes too long the process ends, by SIGABRT, with a message that names
     module, step and rank.  NCCL's own watchdog names neither of the first two, and sees nothing of
-    replayed graphs.  What a compiler traces is left to it.  What copy engines bring (`overlap`) is
+    replayed graphs.  To a compiler a direction of a module is one op then, which is watched; what
+    it traces around modules is left to NCCL's.  What copy engines bring (`overlap`) is
     watched in any case.
 
     Args:
@@ -125,12 +126,23 @@ def as_one_op(first: Tensor, *groups: ProcessGroup | None) -> bool:
 
 
 def name_of(group: ProcessGroup | None) -> str:
-    """What stands for a group in the schema of an op; nothing for all ranks."""
-    return "" if group is None else group.group_name
+    """What stands for a group in the schema of an op: ``2:name``, without a name for all ranks.
+
+    How many ranks there are is in it because shapes of results depend on it: caches of compiled
+    code would give that of another number.
+    """
+    return f"{count(group)}:{'' if group is None else group.group_name}"
 
 
-def _group_of(name: str) -> ProcessGroup | None:
+def _group_of(text: str) -> ProcessGroup | None:
+    _, _, name = text.partition(":")
     return distributed_c10d._resolve_process_group(name) if name else None
+
+
+def count(group: ProcessGroup | None) -> int:
+    """How many ranks there are; 1 before there are any."""
+    initialized = torch.distributed.is_initialized()
+    return torch.distributed.get_world_size(group) if initialized else 1
 
 
 def of_names(

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 
 from . import _asked, _exchanges, _overlap
@@ -490,12 +489,6 @@ def require_same(place: Place, own: Tensor) -> None:
         f"{place.cell}: {place.step}: expected copies by one scale on all ranks of "
         f"{place.keyword}, got others; quantise with `quantize_input` of this module",
     )
-
-
-def count(group: ProcessGroup | None) -> int:
-    """How many ranks there are; 1 before there are any."""
-    initialized = torch.distributed.is_initialized()
-    return torch.distributed.get_world_size(group) if initialized else 1
 
 
 def _products(

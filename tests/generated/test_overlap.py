@@ -464,7 +464,7 @@ for cell in words:
         layer.load_state_dict(layers[0].state_dict())
     if not (shared and gathers and "delayed" in cell):  # where an amax goes by way of the host
         layers[2] = torch.compile(layers[2], fullgraph=True, backend="aot_eager")
-    for first, *others in ((128,), (2, 128), (256,)) + (() if gathers else ((8,), (2, 5))):
+    for first, *others in ((128,), (2, 128)) + (() if gathers else ((8,), (2, 5))):
         for small in (0, 2**21):  # by themselves, or with others
             _exchanges.SMALL = small
             rows = first if column or is_mlp else first * ranks
@@ -473,7 +473,8 @@ for cell in words:
             x = torch.randn(shape, device=device).bfloat16().requires_grad_()
             dy = torch.randn(given, *others, 128 if not is_mlp else 256, device=device).bfloat16()
             found = []
-            for on, layer in enumerate(layers):  # states of scales move on in each alone
+            # States of scales move on in each alone; compiling takes a while.
+            for on, layer in enumerate(layers[: 3 if first == 128 else 2]):
                 seen.clear()
                 tensor_parallel.overlap(on=bool(on))
                 found.append(run(layer, x, dy))
@@ -483,8 +484,8 @@ for cell in words:
             told = torch.Size((first, *others)).numel() % unit == 0
             assert seen["gathered"] == 2 * text.count("product_of_gathered("), (cell, seen)
             assert seen["scattered"] == 2 * text.count("scattered_product(") * told, (cell, seen)
-            for one, other, traced in zip(*found, strict=True):
-                assert traced.equal(other), (cell, first, others)
+            for one, other, *traced in zip(*found, strict=True):
+                assert all(each.equal(other) for each in traced), (cell, first, others)
                 # Other collectives round sums of more than two in between.
                 same = one.equal(other) if ranks == 2 else one.allclose(other, 0.1, 0.1)
                 assert one.isfinite().all() and same, (cell, first, others)

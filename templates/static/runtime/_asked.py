@@ -33,7 +33,7 @@ def overlap(
     For modules of this bundle whose group it is, in eager mode or captured; linear layers and MLPs
     multiply the rows of one rank at a time, too, where tokens are gathered as they are multiplied
     and where sums are scattered, and GEMMs that gather rows of tokens multiply those of this rank's
-    first.  Those that a compiler traces go on as before.
+    first.  To a compiler a direction of a module is one op then, which does all of that.
     Copies go through PyTorch's symmetric memory, so that the GPUs have to reach each other's; all
     ranks call this alike.
 
@@ -62,7 +62,8 @@ def watch(
     tells the host that it waits, and that it goes on, which takes it some 10 us for each
     collective; once a wait takes too long the process ends, by SIGABRT, with a message that names
     module, step and rank.  NCCL's own watchdog names neither of the first two, and sees nothing of
-    replayed graphs.  What a compiler traces is left to it.  What copy engines bring (`overlap`) is
+    replayed graphs.  To a compiler a direction of a module is one op then, which is watched; what
+    it traces around modules is left to NCCL's.  What copy engines bring (`overlap`) is
     watched in any case.
 
     Args:

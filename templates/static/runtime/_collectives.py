@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 
 from . import _asked, _exchanges, _overlap
