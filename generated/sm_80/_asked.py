@@ -120,9 +120,15 @@ def as_one_op(first: Tensor, *groups: ProcessGroup | None) -> bool:
         return False
     if not torch.distributed.is_initialized():
         return False
-    every = [torch.distributed.group.WORLD if group is None else group for group in groups]
+    every = [Place("", "", "", group).ranks for group in groups]
     names = [each.group_name for each in every if each.size() > 1]
     return any(name in _OVERLAPPING or name in _WATCHED for name in names)
+
+
+def count(group: ProcessGroup | None) -> int:
+    """How many ranks there are; 1 before there are any."""
+    initialized = torch.distributed.is_initialized()
+    return torch.distributed.get_world_size(group) if initialized else 1
 
 
 def name_of(group: ProcessGroup | None) -> str:
@@ -135,14 +141,8 @@ def name_of(group: ProcessGroup | None) -> str:
 
 
 def _group_of(text: str) -> ProcessGroup | None:
-    _, _, name = text.partition(":")
+    name: Any = text.partition(":")[2]
     return distributed_c10d._resolve_process_group(name) if name else None
-
-
-def count(group: ProcessGroup | None) -> int:
-    """How many ranks there are; 1 before there are any."""
-    initialized = torch.distributed.is_initialized()
-    return torch.distributed.get_world_size(group) if initialized else 1
 
 
 def of_names(
@@ -162,10 +162,11 @@ def of_names(
         given: list[Any] = [*args[:-groups]]
         if left is not None:
             given[left] = [given[left]]
-        found = (_group_of(name) for name in args[-groups:])
-        results = run(*given, *found)
-        if not empty or not isinstance(results, tuple):
+        results = run(*given, *map(_group_of, args[-groups:]))
+        if not empty:
             return results
-        return tuple(args[0].new_empty(0) if each is None else each for each in results)
+        every = results if isinstance(results, tuple) else (results,)
+        there = tuple(args[0].new_empty(0) if each is None else each for each in every)
+        return there if isinstance(results, tuple) else there[0]
 
     return op, op

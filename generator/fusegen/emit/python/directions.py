@@ -134,7 +134,7 @@ def _whole(plan: ModulePlan, direction: Direction, left: tuple[str, ...]) -> Who
     if left:
         begin = _whole_takes(plan, direction).index(left[0])
         keywords.append(f"{LEFT}=slice({begin}, {begin + len(left)})")
-    if not whole.returns_none:
+    if not whole.returns_none and any(result.when for result in whole.results):
         keywords.append("empty=True")
     return WholeText(pieces(schema(plan, ordered, groups)), tuple(keywords))
 
