@@ -20,7 +20,7 @@ from fusegen.passes.verify import verify_pass
 from fusegen.steps import moves_state
 from fusegen.steps.collectives import collective
 from fusegen.steps.verify import VerifyError
-from fusegen.steps.verify_directions import verify_plan
+from fusegen.steps.verify_directions import direction_faults, verify_plan
 
 from ..segment_plans import SPECS, delayed, edited, exchanged, overlapped
 
@@ -137,6 +137,36 @@ def test_each_rule_can_refuse(old: str, new: str, says: str) -> None:
     with pytest.raises(VerifyError) as error:
         verify_plan(broken)
     assert says in str(error.value), error.value
+
+
+def test_no_op_reads_for_the_backward_alone_what_another_one_changes() -> None:
+    """PyTorch's compiler would run it in the backward, of state that has moved on by then."""
+    cell = Cell.parse("mlp__fp8_delayed__tensor_sequence_parallel")
+    plan = resolve_module(SPECS, cell, "cpu")
+    whole = forward(plan)
+    op = whole.programs[0]
+    snapshots = tuple(step for step in op.steps if step.primitive == "snapshot")
+    assert len(snapshots) == 2 and op.mutated == ("forward_state",)
+    used = {name for step in snapshots for name in step.writes}
+    early = replace(
+        op,
+        steps=snapshots,
+        arguments=(Argument("forward_state", optional=False),),
+        results=tuple(result for result in op.results if result.buffer in used),
+    )
+    rest = replace(
+        op,
+        steps=tuple(step for step in op.steps if step not in snapshots),
+        results=tuple(result for result in op.results if result.buffer not in used),
+        part=2,
+    )
+    others = (rest if each is op else each for each in whole.segments)
+    broken = replace(whole, segments=(early, *others))
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    says = "is read for the backward alone, and changed by another op"
+    found = [str(fault) for fault in direction_faults(broken, buffers)]
+    assert [each for each in found if says in each and "forward_state" in each], found
+    assert not [*direction_faults(whole, buffers)]
 
 
 def test_collectives_of_a_group_are_waited_for_in_their_order() -> None:

@@ -12,7 +12,9 @@ lives in one op alone stays in its workspace.
 What ranks exchange of whole tensors surrounds the ops.  What comes in is started before the first,
 in the order in which it is waited for; rows that the forward's steps read last, and what the
 forward left and the backward exchanges again, are waited for by the op that reads them, the rest
-before the first.  What leaves is started behind the last step that writes any of it, so that other
+before the first.  No op takes snapshots of state alone while rows travel: the backward alone reads
+what it gives, so that PyTorch's compiler would run it there, of state that has changed by then.
+What leaves is started behind the last step that writes any of it, so that other
 gradients are computed meanwhile.  Such a backward keeps the order of its steps: gradients of inputs
 come first.
 
@@ -35,6 +37,7 @@ from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
 from ..steps.collectives import collective
+from ..steps.snapshot import SNAPSHOT
 from .by_rows import (
     as_they_arrive,
     behind_product,
@@ -164,6 +167,7 @@ class _Cut:
             waits = {*collective.operands}.isdisjoint(self.draft.incoming)
         else:
             waits = place == self._last_rows
+        late = late and any(step.primitive != SNAPSHOT.name for step in self.whole.steps[:place])
         return 0, place if late and waits else 0
 
     @property

@@ -33,6 +33,8 @@ def direction_faults(
         later = {name for each in direction.segments[index:] for name in each.gives}
         yield from walk.step(f"segment {index}", segment, later)
     yield from walk.end()
+    if direction.name == "forward":
+        yield from _before_changes(direction)
     if leaving is not None:
         yield from _unread(direction, leaving)
 
@@ -46,6 +48,21 @@ def _numbers(direction: Direction) -> Iterator[Fault]:
     for program in programs:
         if program.name != direction.name:
             yield Fault(direction.name, "", program.function, "is an op of another direction")
+
+
+def _before_changes(direction: Direction) -> Iterator[Fault]:
+    """What an op gives of what another one changes is read in the forward, too.
+
+    PyTorch's compiler runs an op that only the backward needs there, of arguments as they are then.
+    """
+    for op in direction.programs:
+        others = [each for each in direction.segments if each is not op]
+        changed = {name for each in others if isinstance(each, Program) for name in each.mutated}
+        read = changed.intersection(argument.buffer for argument in op.arguments)
+        taken = {name for each in others for name in each.takes}
+        if read and not op.mutated and taken.isdisjoint(op.gives):
+            message = "is read for the backward alone, and changed by another op"
+            yield from (Fault("forward", op.function, name, message) for name in sorted(read))
 
 
 def _unread(direction: Direction, leaving: tuple[str, ...]) -> Iterator[Fault]:
