@@ -106,7 +106,7 @@ CASES += [
 
 # A rank runs its part with the others, then alone, on what all ranks have; and the whole layer.
 RANK = """
-import importlib, json
+import copy, importlib, json
 from bundle.integrations import tensor_parallel
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, CHOICES = 128, 256, 512, 4, 2
 
@@ -212,6 +212,7 @@ def find(name, recipe, split, words, sequence, bias, compiled, capacity):
         all_inputs["counts"] = counted(all_inputs, own[0])
     if "counts" in inputs:
         own_inputs["counts"] = counted(own_inputs)
+    eager = copy.deepcopy(spread)
     found = {
         "spread": run(spread, call, own_x, own_dy, own_inputs),
         "alone": run(alone, alone, part_x, part_dy, all_inputs),
@@ -222,6 +223,14 @@ def find(name, recipe, split, words, sequence, bias, compiled, capacity):
         whole = {each for each in ops if each.endswith(("_forward.default", "_backward.default"))}
         assert bool(whole) == (compiled == "one_op"), traced
         assert bool([each for each in traced if "c10d" in each]) != bool(whole), traced
+        again = found["spread"]
+        for step in range(1, 4):  # states move on alike
+            for key, value in run(eager, eager, own_x * step, own_dy, own_inputs).items():
+                assert torch.equal(value, again[key]), (name, recipe, words, step, key)
+            for key, value in eager.state_dict().items():
+                assert torch.equal(value, spread.state_dict()[key]), (recipe, words, step, key)
+            spread.zero_grad(), eager.zero_grad()
+            again = run(spread, call, own_x * (step + 1), own_dy, own_inputs)
     if recipe != "fp8_delayed":  # a forward that nobody asks gradients of is the same
         with torch.no_grad():
             assert torch.equal(spread(own_x, **own_inputs).cpu(), found["spread"]["y"])
