@@ -191,12 +191,23 @@ def drawn(cells: dict[str, Any], mesh: DeviceMesh, device: str) -> Model:
     return model
 
 
+def compile_layers(model: Model) -> None:
+    """Compile what communicates: each layer into one graph, collectives or their ops included."""
+    for block in model.blocks:
+        attention = block.attention
+        attention.inputs = torch.compile(attention.inputs, fullgraph=True)
+        attention.outputs = torch.compile(attention.outputs, fullgraph=True)
+        block.experts.compile(fullgraph=True)
+
+
 def make(
-    cells: dict[str, Any], mesh: DeviceMesh, device: str
+    cells: dict[str, Any], mesh: DeviceMesh, device: str, *, compiles: bool
 ) -> tuple[nn.Module, dict[nn.Parameter, int]]:
     """The model of this rank, and weights whose gradients are sums: of how many ranks' means."""
     sums: dict[nn.Parameter, int] = {}
     model = drawn(cells, mesh, device)
+    if compiles:  # before FSDP, whose hooks are no part of a graph
+        compile_layers(model)
     for block in model.blocks:
         for layer in (block.attention.inputs, block.attention.outputs):
             fully_shard(layer, mesh=mesh["data"])
@@ -246,13 +257,15 @@ def main() -> None:
     words.add_argument("--tensor", type=int, default=1, help="ranks that share a layer's weights")
     words.add_argument("--steps", type=int, default=STEPS, help="of the optimiser")
     words.add_argument("--overlap", action="store_true", help="their copies go on beside products")
+    words.add_argument("--compile", action="store_true", help="layers that communicate")
     given = words.parse_args()
     bundle = given.bundle.resolve()
     mesh, kind = join(bundle.name, given.tensor)
     cells = load(bundle)
     if given.overlap:  # on GPUs that reach each other's memory
         cells["tensor_parallel"].overlap(mesh["tensor"].get_group())
-    leave(mesh, train(*make(cells, mesh, kind), mesh, kind, given.steps))
+    made = make(cells, mesh, kind, compiles=given.compile)
+    leave(mesh, train(*made, mesh, kind, given.steps))
 
 
 if __name__ == "__main__":

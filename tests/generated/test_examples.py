@@ -94,7 +94,7 @@ def check_parallel(bundle: Path, *further: tuple[int, int]) -> None:
     """
     first, last = losses_of(1, "parallel.py", str(bundle), *SOON)
     assert last < 0.5 * first
-    for ranks, tensor, *more in ((2, 2, "--overlap"), (2, 1), *further):
+    for ranks, tensor, *more in ((2, 2, "--overlap", "--compile"), (2, 1), *further):
         words = (str(bundle), *SOON, "--tensor", str(tensor), *more)
         others = losses_of(ranks, "parallel.py", *words)
         assert others == pytest.approx((first, last), rel=1e-2)

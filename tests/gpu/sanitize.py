@@ -73,7 +73,7 @@ def parse_log(tool: str, log: str) -> ToolReport:
     """Read a tool's output, in which every case is announced before it runs.
 
     Raises:
-        SanitizeError: no summary, no case, or a case that did not end: the program broke off.
+        SanitizeError: no summary, or a case that did not end: the program broke off.
     """
     kernels: dict[str, list[str]] = {}
     current = ""
@@ -85,7 +85,7 @@ def parse_log(tool: str, log: str) -> ToolReport:
             kernels.setdefault(current or "before any kernel", []).append(line.strip("= "))
     summaries = _SUMMARY.findall(log)
     finished = kernels.pop("end", None) is not None
-    if not summaries or not finished or not kernels:
+    if not summaries or not finished:
         tail = "\n".join(log.splitlines()[-25:])
         raise SanitizeError(f"{tool} broke off after {current or 'the start'}:\n{tail}")
     return ToolReport(tool, max(int(count) for count in summaries), kernels)
@@ -126,11 +126,17 @@ def run_tool(
 
 
 def merge(reports: list[ToolReport]) -> ToolReport:
-    """What one tool said in all its processes."""
+    """What one tool said in all its processes, of which some may have been dealt no case.
+
+    Raises:
+        SanitizeError: none of them was.
+    """
     kernels: dict[str, list[str]] = {}
     for report in reports:
         for name, problems in report.kernels.items():
             kernels.setdefault(name, []).extend(problems)
+    if not kernels:
+        raise SanitizeError(f"{reports[0].tool} had no case to run")
     return ToolReport(reports[0].tool, sum(report.total for report in reports), kernels)
 
 

@@ -1054,6 +1054,15 @@ def test_a_run_that_broke_off_is_told(cut: str) -> None:
         sanitize.parse_log("memcheck", log)
 
 
+def test_a_process_may_be_dealt_no_case_but_not_all_of_them() -> None:
+    log = "@@ sanitize: end\n========= ERROR SUMMARY: 0 errors\n"
+    idle = sanitize.parse_log("memcheck", log)
+    ran = sanitize.parse_log("memcheck", LOG)
+    assert sanitize.merge([idle, ran]) == ran
+    with pytest.raises(sanitize.SanitizeError, match="memcheck had no case to run"):
+        sanitize.merge([idle, idle])
+
+
 def test_a_tool_that_breaks_off_takes_no_other_bundle_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
