@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -146,9 +147,12 @@ class BundleFacts:
         (date, tests), first = runs[0]
         ran = f"{first.where}, torch {first.torch}, CUDA {first.cuda}, {date}; {tests} tests"
         # Later runs are of what had changed, or of all: see `ledger.py test --changed`.
+        later: Counter[str] = Counter()
         for (on, more), entry in runs[1:]:
             elsewhere = "" if entry.device == first.device else f" ({entry.where})"
-            ran += f", and {more} of units that changed by {on}{elsewhere}"
+            later[f"{on}{elsewhere}"] += more
+        for when, more in later.items():
+            ran += f", and {more} of units that changed by {when}"
         ran += f"; compute-sanitizer: {runs[-1][1].sanitizer}"
         states = {*state_of(self.hashes, self.entries).values()}
         said = {State.STALE: "some kernels have changed since", State.NEVER: "some never ran"}
