@@ -545,9 +545,10 @@ def test_cached_weights_are_quantised_by_the_refresh_alone(plan: ModulePlan) -> 
     for step in (*plan.forward.steps, *plan.backward.steps):
         assert not (quantizes(step) and step.reads[0] in weights)
     forward = [step for step in plain.forward.steps if step.reads[0] not in weights]
-    assert [(s.primitive, s.reads, s.writes) for s in plan.forward.steps] == [
+    # What needs least memory, and so their order, depends on which copies are there before.
+    assert sorted((s.primitive, s.reads, s.writes) for s in plan.forward.steps) == sorted(
         (s.primitive, s.reads, s.writes) for s in forward
-    ]
+    )
     assert {step.kernels for step in plan.steps} == {step.kernels for step in plain.steps}
 
 

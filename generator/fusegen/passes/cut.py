@@ -14,9 +14,8 @@ in the order in which it is waited for; rows that the forward's steps read last,
 forward left and the backward exchanges again, are waited for by the op that reads them, the rest
 before the first.  No op takes snapshots of state alone while rows travel: the backward alone reads
 what it gives, so that PyTorch's compiler would run it there, of state that has changed by then.
-What leaves is started behind the last step that writes any of it, so that other
-gradients are computed meanwhile.  Such a backward keeps the order of its steps: gradients of inputs
-come first.
+What leaves is started behind the last step that writes any of it, so that other gradients are
+computed meanwhile.  Such a backward keeps the order of its steps: gradients of inputs come first.
 
 Start and wait of others stand side by side.  A start further up would end an op there, so that the
 steps between start and wait would be an op of their own: one more call from Python into C++, which
@@ -36,8 +35,8 @@ from ..ir.dtypes import DType
 from ..ir.program import Argument, Check, Direction, Program, Segment, own_type_argument
 from ..ir.segments import Collective, Start, Wait
 from ..ir.step import Result, Step
+from ..steps import copies_memory
 from ..steps.collectives import collective
-from ..steps.snapshot import SNAPSHOT
 from .by_rows import (
     as_they_arrive,
     behind_product,
@@ -167,8 +166,8 @@ class _Cut:
             waits = {*collective.operands}.isdisjoint(self.draft.incoming)
         else:
             waits = place == self._last_rows
-        late = late and any(step.primitive != SNAPSHOT.name for step in self.whole.steps[:place])
-        return 0, place if late and waits else 0
+        computes = not all(map(copies_memory, self.whole.steps[:place]))
+        return 0, place if late and waits and computes else 0
 
     @property
     def _last_rows(self) -> int:
